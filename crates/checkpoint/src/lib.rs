@@ -1,0 +1,1 @@
+//! Files: GGUF and safetensors, their configs, every tensor's name, dtype, shape and byte range, block formats with a scalar decoder and encoder each, and the streaming writer. No devices, no threads, no family names.

@@ -1,0 +1,1 @@
+//! The planner, the executor, the sampler, generation. No wire formats.

@@ -1,0 +1,1 @@
+//! What a sequence owns: KV pages, rings, recurrent states. No scheduling.

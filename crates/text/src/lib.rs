@@ -1,0 +1,1 @@
+//! Tokenizers, the incremental detokenizer, chat templates, stop matching. No models, no HTTP.
