@@ -50,7 +50,18 @@ pub enum Error {
     /// The caller cancelled inside a scope. Carries nothing: the canceller knows why.
     #[error("cancelled")]
     Cancelled,
-    /// A worker thread died.
+    /// An instruction set was asked for that this machine does not have.
+    #[error("this machine has no {asked}; the best it has is {have}")]
+    NoIsa {
+        /// Asked for.
+        asked: &'static str,
+        /// The best there is.
+        have: &'static str,
+    },
+    /// The system refused a kernel thread.
+    #[error("a kernel thread could not be started: {0}; ask for fewer threads")]
+    Threads(std::io::Error),
+    /// A task of an op panicked.
     #[error("a kernel thread panicked: {0}")]
     Panicked(String),
     /// An error of another room passing through a scope.

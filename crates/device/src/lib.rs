@@ -10,6 +10,7 @@
 
 pub mod arena;
 pub mod check;
+pub mod cpu;
 mod device;
 mod error;
 pub mod host;
@@ -17,9 +18,11 @@ pub mod host_device;
 pub mod meter;
 pub mod op;
 pub mod reference;
+pub mod tolerance;
 mod view;
 
 pub use arena::{Arena, Region};
+pub use cpu::{Cpu, CpuOptions, Isa};
 pub use device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn, mat_bytes};
 pub use error::{Error, Result};
 pub use meter::Meter;
