@@ -1,1 +1,34 @@
 //! `trait Device` and its backends, every kernel beside its backend. No model names, no files.
+//!
+//! A forward pass is plain code that hands [`Op`]s to a [`Device`]. Memory is named by handles ([`Buf`], [`View`],
+//! [`Mat`]); workspace comes from one [`Arena`] with scopes. [`check`] is the only place that compares shapes, a
+//! backend's scratch function the only place that says how much memory an op needs besides its operands.
+//!
+//! - `reference`: the plain f32 implementation of each op: the oracle of every other backend.
+//! - `cpu`: x86-64 kernels (AVX2, AVX-512) and their thread pool.
+//! - `meter`: runs on shapes alone and counts.
+
+pub mod arena;
+pub mod check;
+pub mod cpu;
+mod device;
+mod error;
+pub mod host;
+pub mod host_device;
+pub mod meter;
+pub mod op;
+pub mod reference;
+pub mod tolerance;
+mod view;
+
+pub use arena::{Arena, Region};
+pub use cpu::{Cpu, CpuOptions, Isa};
+pub use device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn, mat_bytes};
+pub use error::{Error, Result};
+pub use meter::Meter;
+pub use op::{
+    Acc, ActFn, GdnShape, KeyHeadRule, Op, Pairing, Part, Pick, RecView, Rope, Router, RouterScore, Routing, RowClass,
+    Rows, StreamView, row_bytes,
+};
+pub use reference::Reference;
+pub use view::{Act, AllocId, Buf, ExpertMats, Glu, Layout, Mat, MatSet, View};

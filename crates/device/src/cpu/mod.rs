@@ -1,0 +1,115 @@
+//! The CPU backend: x86-64 kernels and the threads that run them.
+//!
+//! What differs between instruction sets are tile decoders and a few inner loops, one file per set; an op is written
+//! once over them. The set is chosen when the device is made. No file names both a format and an op.
+
+mod isa;
+pub mod pool;
+#[allow(dead_code, reason = "used by the ops as they move here")]
+mod ptr;
+
+use crate::device::Caps;
+use crate::error::Result;
+use crate::host::HostMemory;
+use crate::host_device::{HostDevice, Kernels};
+use crate::op::Op;
+use crate::reference::ReferenceKernels;
+use crate::view::Buf;
+use memory::RegionSizes;
+use pool::Pool;
+
+pub use isa::Isa;
+
+/// The CPU backend.
+pub type Cpu = HostDevice<CpuKernels>;
+
+/// How a [`Cpu`] is made.
+#[derive(Clone, Debug, Default)]
+pub struct CpuOptions {
+    /// Threads that run an op; as many as the process may run at once where absent.
+    pub threads: Option<usize>,
+    /// Instruction set; the best one of this machine where absent.
+    pub isa: Option<Isa>,
+}
+
+/// Its kernels.
+pub struct CpuKernels {
+    pool: Pool,
+    isa: Isa,
+}
+
+/// What an op is run with.
+#[expect(dead_code, reason = "read by the ops as they move here")]
+struct Cx<'a> {
+    mem: &'a HostMemory,
+    pool: &'a Pool,
+    isa: Isa,
+    scratch: Buf,
+}
+
+impl Cpu {
+    /// A device with workspace of these sizes.
+    ///
+    /// # Errors
+    /// [`crate::Error::NoIsa`], [`crate::Error::Threads`], [`crate::Error::OutOfMemory`].
+    pub fn new(options: CpuOptions, sizes: RegionSizes) -> Result<Self> {
+        let caps = Self::caps_of(&options)?;
+        let kernels = CpuKernels { pool: Pool::new(caps.threads as usize)?, isa: Isa::choose(options.isa)? };
+        HostDevice::with_kernels(kernels, caps, sizes)
+    }
+    /// What a device with these options is: a meter with the same caps and [`CpuKernels::scratch`](Kernels::scratch)
+    /// counts what it will take.
+    ///
+    /// # Errors
+    /// [`crate::Error::NoIsa`].
+    pub fn caps_of(options: &CpuOptions) -> Result<Caps> {
+        let isa = Isa::choose(options.isa)?;
+        let bf16 = if isa == Isa::Avx512 && isa::has_bf16() { "+bf16" } else { "" };
+        let threads = options.threads.unwrap_or_else(Pool::default_threads).clamp(1, 1024) as u32;
+        Ok(Caps { name: "cpu", isa: format!("{}{bf16}", isa.name()), threads, borrows_host: true })
+    }
+}
+
+impl Kernels for CpuKernels {
+    fn scratch(op: &Op, _caps: &Caps) -> u64 {
+        match op {
+            Op::Embed { .. } => 0,
+            Op::Linear { .. } => 0,
+            Op::ExpertGroup { .. } => 0,
+            Op::RmsNorm { .. } => 0,
+            Op::Rope { .. } => 0,
+            Op::Gate { .. } => 0,
+            Op::Glu { .. } => 0,
+            Op::Add { .. } => 0,
+            Op::Append { .. } => 0,
+            Op::Attention { .. } => 0,
+            Op::ConvSilu { .. } => 0,
+            Op::GatedDelta { .. } => 0,
+            Op::Route { .. } => 0,
+            Op::Combine { .. } => 0,
+            Op::GatherRows { .. } => 0,
+        }
+    }
+    fn execute(&mut self, mem: &HostMemory, op: &Op, scratch: Buf) -> Result<()> {
+        let _cx = Cx { mem, pool: &self.pool, isa: self.isa, scratch };
+        // Every op gets an arm of its own; what still borrows the reference's code says so here.
+        let borrowed = || ReferenceKernels.execute(mem, op, scratch);
+        match op {
+            Op::Embed { .. } => borrowed(),
+            Op::Linear { .. } => borrowed(),
+            Op::ExpertGroup { .. } => borrowed(),
+            Op::RmsNorm { .. } => borrowed(),
+            Op::Rope { .. } => borrowed(),
+            Op::Gate { .. } => borrowed(),
+            Op::Glu { .. } => borrowed(),
+            Op::Add { .. } => borrowed(),
+            Op::Append { .. } => borrowed(),
+            Op::Attention { .. } => borrowed(),
+            Op::ConvSilu { .. } => borrowed(),
+            Op::GatedDelta { .. } => borrowed(),
+            Op::Route { .. } => borrowed(),
+            Op::Combine { .. } => borrowed(),
+            Op::GatherRows { .. } => borrowed(),
+        }
+    }
+}

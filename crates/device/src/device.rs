@@ -1,0 +1,158 @@
+//! The door every backend stands behind, and what is written once for all of them.
+
+use crate::arena::{Arena, Region};
+use crate::error::{Error, Result};
+use crate::op::Op;
+use crate::view::{Act, Buf, Layout, Mat, View};
+use crate::{check, op};
+use checkpoint::Format;
+use memory::Reservation;
+
+/// What a backend is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// Short name, e.g. `"cpu"`.
+    pub name: &'static str,
+    /// Instruction sets or compute capability in use.
+    pub isa: String,
+    /// Threads that run an op.
+    pub threads: u32,
+    /// Whether rows of weights may be borrowed from host memory in place.
+    pub borrows_host: bool,
+}
+
+/// Bytes of scratch an op needs. One per backend; it may look at shapes, class, format and caps only.
+pub type ScratchFn = fn(&Op, &Caps) -> u64;
+
+/// A point in a device's queue.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Fence(pub u64);
+
+/// What a captured step is known by.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct GraphKey {
+    /// Rows of the step.
+    pub rows: u32,
+    /// Sequences of the step.
+    pub seqs: u32,
+}
+
+/// What to do with the body of a graph.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum GraphMode {
+    /// Run it (and capture it, where the backend can).
+    Run,
+    /// It was replayed: skip it.
+    Replayed,
+}
+
+/// A backend. Ops are enqueued; only [`Device::read`] waits.
+pub trait Device: Send {
+    /// What this backend is.
+    fn caps(&self) -> &Caps;
+    /// Its scratch function.
+    fn scratch_fn(&self) -> ScratchFn;
+    /// Its workspace.
+    fn arena(&mut self) -> &mut Arena;
+    /// The arrangement it wants a format in.
+    fn layout_of(&self, _f: &Format) -> Layout {
+        Layout::File
+    }
+    /// Memory for the life of the plan, paid by `r`. Not inside a graph.
+    fn alloc(&mut self, r: Reservation) -> Result<Buf>;
+    /// Returns memory, and what paid for it.
+    fn free(&mut self, b: Buf) -> Result<Reservation>;
+    /// Uses bytes that live as long as the program in place, where the backend can.
+    fn borrow(&mut self, bytes: &'static [u8]) -> Option<Buf>;
+    /// The bytes of a buffer for the host to fill, where the backend's memory is the host's.
+    fn host_mut(&mut self, b: Buf) -> Option<&mut [u8]>;
+    /// Copies `src` to the start of `dst`. Not inside a graph.
+    fn write(&mut self, dst: Buf, src: &[u8]) -> Result<Fence>;
+    /// Waits for everything enqueued, then copies the start of `src` out. The only wait. Not inside a graph.
+    fn read(&mut self, src: Buf, dst: &mut [u8]) -> Result<()>;
+    /// Runs a checked op with its scratch. Call [`run`](trait.Device.html#method.run) instead.
+    fn enqueue(&mut self, op: &Op, scratch: Buf) -> Result<()>;
+    /// Opens a graph.
+    fn graph_begin(&mut self, k: GraphKey) -> Result<GraphMode>;
+    /// Closes it.
+    fn graph_end(&mut self) -> Result<()>;
+    /// How deep in graphs we are: 0 outside.
+    fn in_graph(&self) -> bool;
+}
+
+impl dyn Device + '_ {
+    /// Runs `f`; what it took from region `r` is given back afterwards, whether it failed or not.
+    pub fn scope<R, E>(&mut self, r: Region, f: impl FnOnce(&mut dyn Device) -> Result<R, E>) -> Result<R, E> {
+        self.arena().open(r);
+        let out = f(self);
+        self.arena().close(r);
+        out
+    }
+    /// Checks the op, takes its scratch, enqueues it, gives the scratch back.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for operands that do not fit, [`Error::ArenaFull`], and the backend's own.
+    pub fn run(&mut self, op: Op) -> Result<()> {
+        check::check(&op)?;
+        check::lives(&op, self.arena())?;
+        let bytes = (self.scratch_fn())(&op, self.caps());
+        self.scope(Region::Step, |d| {
+            let scratch = d.arena().take(Region::Step, bytes)?;
+            d.enqueue(&op, scratch)
+        })
+    }
+    /// A `[rows, cols]` of the region's innermost scope. Its contents are undefined.
+    pub fn take(&mut self, r: Region, ty: Act, rows: u32, cols: u32) -> Result<View> {
+        let bytes = rows as u64 * cols as u64 * ty.bytes();
+        Ok(View::dense(self.arena().take(r, bytes)?, ty, rows, cols))
+    }
+    /// Runs `f` as one step that could be captured: reads, writes and allocations inside are errors on every backend.
+    pub fn graph<E: From<Error>>(
+        &mut self,
+        k: GraphKey,
+        f: impl FnOnce(&mut dyn Device) -> Result<(), E>,
+    ) -> Result<(), E> {
+        match self.graph_begin(k)? {
+            GraphMode::Replayed => Ok(()),
+            GraphMode::Run => {
+                let out = f(self);
+                self.graph_end()?;
+                out
+            }
+        }
+    }
+    /// The values of a dense `f32` view.
+    pub fn read_f32(&mut self, v: View) -> Result<Vec<f32>> {
+        let mut bytes = vec![0u8; self.view_bytes(v)?];
+        self.read(v.buf, &mut bytes)?;
+        Ok(bytes.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect())
+    }
+    /// The values of a dense `i32` view.
+    pub fn read_i32(&mut self, v: View) -> Result<Vec<i32>> {
+        let mut bytes = vec![0u8; self.view_bytes(v)?];
+        self.read(v.buf, &mut bytes)?;
+        Ok(bytes.chunks_exact(4).map(|c| i32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect())
+    }
+    /// Writes a dense `i32` view.
+    pub fn write_i32(&mut self, v: View, src: &[i32]) -> Result<Fence> {
+        let bytes: Vec<u8> = src.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.write(v.buf, &bytes)
+    }
+    fn view_bytes(&self, v: View) -> Result<usize> {
+        if !v.is_dense() || !v.fits() {
+            return Err(Error::Shape { op: "read", what: "the view is not dense".into() });
+        }
+        Ok((v.extent() * v.ty.bytes()) as usize)
+    }
+}
+
+/// Refuses host access inside a graph; every backend calls it first.
+pub(crate) fn outside_graph(d: &dyn Device, what: &'static str) -> Result<()> {
+    if d.in_graph() { Err(Error::InGraph(what)) } else { Ok(()) }
+}
+
+/// Bytes of a matrix in file layout, or an error naming the op when its format has no blocks of that shape.
+pub fn mat_bytes(op: &'static str, m: &Mat) -> Result<u64> {
+    let row = op::row_bytes(m).ok_or_else(|| Error::NoKernel { op, fmt: m.fmt.to_string() })?;
+    Ok(row * m.n as u64)
+}

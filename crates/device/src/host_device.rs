@@ -1,0 +1,91 @@
+//! A device whose memory is the host's: everything but the kernels, once for all of them.
+
+use crate::arena::Arena;
+use crate::device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn, outside_graph};
+use crate::error::{Error, Result};
+use crate::host::HostMemory;
+use crate::op::Op;
+use crate::view::Buf;
+use memory::{RegionSizes, Reservation};
+
+/// The kernels of a host backend.
+pub trait Kernels: Send {
+    /// Bytes of scratch for an op: see [`ScratchFn`].
+    fn scratch(op: &Op, caps: &Caps) -> u64;
+    /// Runs a checked op. `scratch` has the bytes that [`scratch`](Self::scratch) asked for.
+    fn execute(&mut self, mem: &HostMemory, op: &Op, scratch: Buf) -> Result<()>;
+}
+
+/// A host backend with kernels `K`.
+pub struct HostDevice<K> {
+    mem: HostMemory,
+    caps: Caps,
+    graph: bool,
+    kernels: K,
+}
+
+impl<K: Kernels> HostDevice<K> {
+    /// A device with these kernels and workspace.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub fn with_kernels(kernels: K, caps: Caps, sizes: RegionSizes) -> Result<Self> {
+        Ok(HostDevice { mem: HostMemory::new(sizes)?, caps, graph: false, kernels })
+    }
+    /// Its kernels.
+    pub fn kernels(&mut self) -> &mut K {
+        &mut self.kernels
+    }
+}
+
+impl<K: Kernels> Device for HostDevice<K> {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+    fn scratch_fn(&self) -> ScratchFn {
+        K::scratch
+    }
+    fn arena(&mut self) -> &mut Arena {
+        &mut self.mem.arena
+    }
+    fn alloc(&mut self, r: Reservation) -> Result<Buf> {
+        outside_graph(self, "alloc")?;
+        self.mem.alloc(r)
+    }
+    fn free(&mut self, b: Buf) -> Result<Reservation> {
+        outside_graph(self, "free")?;
+        self.mem.free(b)
+    }
+    fn borrow(&mut self, bytes: &'static [u8]) -> Option<Buf> {
+        self.caps.borrows_host.then(|| self.mem.borrow(bytes))
+    }
+    fn host_mut(&mut self, b: Buf) -> Option<&mut [u8]> {
+        self.mem.bytes_mut(&b).ok()
+    }
+    fn write(&mut self, dst: Buf, src: &[u8]) -> Result<Fence> {
+        outside_graph(self, "write")?;
+        let to = self.mem.bytes_mut(&dst)?.get_mut(..src.len()).ok_or(Error::BadBuf)?;
+        to.copy_from_slice(src);
+        Ok(Fence(0))
+    }
+    fn read(&mut self, src: Buf, dst: &mut [u8]) -> Result<()> {
+        outside_graph(self, "read")?;
+        dst.copy_from_slice(self.mem.bytes(&src)?.get(..dst.len()).ok_or(Error::BadBuf)?);
+        Ok(())
+    }
+    fn enqueue(&mut self, op: &Op, scratch: Buf) -> Result<()> {
+        self.kernels.execute(&self.mem, op, scratch)
+    }
+    fn graph_begin(&mut self, _: GraphKey) -> Result<GraphMode> {
+        outside_graph(self, "graph")?;
+        self.graph = true;
+        Ok(GraphMode::Run)
+    }
+    fn graph_end(&mut self) -> Result<()> {
+        self.graph = false;
+        Ok(())
+    }
+    fn in_graph(&self) -> bool {
+        self.graph
+    }
+}

@@ -1,0 +1,84 @@
+//! The dry device: it runs a forward pass on shapes alone and counts workspace with another backend's scratch
+//! function. What it measures before a weight is read is what the real step takes, to the byte.
+
+use crate::arena::Arena;
+use crate::device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn, outside_graph};
+use crate::error::{Error, Result};
+use crate::op::Op;
+use crate::view::{AllocId, Buf};
+use memory::Reservation;
+use std::collections::HashMap;
+
+/// See the module.
+pub struct Meter {
+    scratch: ScratchFn,
+    caps: Caps,
+    arena: Arena,
+    held: HashMap<AllocId, Reservation>,
+    next: u32,
+    graph: bool,
+}
+
+impl Meter {
+    /// Counts for a backend with this scratch function and these caps.
+    pub fn new(scratch: ScratchFn, caps: Caps) -> Self {
+        let next = Arena::FIRST_FREE_ID;
+        Meter { scratch, caps, arena: Arena::unbounded(), held: HashMap::new(), next, graph: false }
+    }
+    /// A handle to bytes that nobody holds: what weights look like before they are read.
+    pub fn imagine(&mut self, bytes: u64) -> Buf {
+        self.next += 1;
+        Buf::whole(AllocId(self.next), bytes)
+    }
+}
+
+impl Device for Meter {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+    fn scratch_fn(&self) -> ScratchFn {
+        self.scratch
+    }
+    fn arena(&mut self) -> &mut Arena {
+        &mut self.arena
+    }
+    fn alloc(&mut self, r: Reservation) -> Result<Buf> {
+        outside_graph(self, "alloc")?;
+        let b = self.imagine(r.bytes());
+        self.held.insert(b.alloc, r);
+        Ok(b)
+    }
+    fn free(&mut self, b: Buf) -> Result<Reservation> {
+        outside_graph(self, "free")?;
+        self.held.remove(&b.alloc).ok_or(Error::BadBuf)
+    }
+    fn borrow(&mut self, bytes: &'static [u8]) -> Option<Buf> {
+        Some(self.imagine(bytes.len() as u64))
+    }
+    fn host_mut(&mut self, _: Buf) -> Option<&mut [u8]> {
+        None
+    }
+    fn write(&mut self, dst: Buf, src: &[u8]) -> Result<Fence> {
+        outside_graph(self, "write")?;
+        if src.len() as u64 <= dst.len { Ok(Fence(0)) } else { Err(Error::BadBuf) }
+    }
+    fn read(&mut self, _: Buf, _: &mut [u8]) -> Result<()> {
+        outside_graph(self, "read")?;
+        Err(Error::Dry)
+    }
+    fn enqueue(&mut self, _: &Op, _: Buf) -> Result<()> {
+        Ok(())
+    }
+    fn graph_begin(&mut self, _: GraphKey) -> Result<GraphMode> {
+        outside_graph(self, "graph")?;
+        self.graph = true;
+        Ok(GraphMode::Run)
+    }
+    fn graph_end(&mut self) -> Result<()> {
+        self.graph = false;
+        Ok(())
+    }
+    fn in_graph(&self) -> bool {
+        self.graph
+    }
+}

@@ -1,0 +1,434 @@
+//! The operations, as data: checked, metered and run by every backend, and compared on one grid of cases.
+//!
+//! Shapes are on the host, values on the device. Nothing in an op depends on values, so the memory it needs follows
+//! from it alone and a step can be replayed with other values at the same addresses.
+
+use crate::view::{Buf, ExpertMats, Glu, Mat, View};
+use memory::KvFormat;
+
+/// The role of the rows of a call, set by whoever schedules them.
+///
+/// *Few* (decode, batch, verify): a row's bits depend only on its own inputs, weights and history: not on row count,
+/// company, threads or the order in which experts arrive. *Many* (prefill): the same on a grid of 64 rows restarted
+/// at each anchor. Few and Many may differ within tolerance and never share a call.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum RowClass {
+    /// Decode, batch, verify.
+    Few,
+    /// Prefill.
+    Many,
+}
+
+/// The rows of a step: counts on the host, values on the device at addresses that stay for the life of the plan.
+/// Rows of one sequence are neighbours in ascending position.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Rows {
+    /// Role.
+    pub class: RowClass,
+    /// Rows.
+    pub n: u32,
+    /// Sequences in the step; indexes the per-sequence arrays.
+    pub seqs: u32,
+    /// `i32[n]` token ids.
+    pub ids: View,
+    /// `i32[n]` positions.
+    pub pos: View,
+    /// `i32[n]` index of the row's sequence in this step.
+    pub seq_of: View,
+    /// `i32[seqs, max_pages]` page ids of each sequence, -1 beyond the last.
+    pub page_table: View,
+    /// `i32[seqs]` slot of each sequence, which its rings hang on.
+    pub seq_slot: View,
+    /// `i32[seqs]` recurrent slot that holds the state before each sequence's first row of this call, -1 for zeros
+    /// (a sequence that has no past).
+    pub rec_from: View,
+    /// `i32[n]` recurrent slot that takes the state after the row, -1 where nobody asks for it. Few: every row has one.
+    /// Many: at least the last row of each sequence.
+    pub rec_to: View,
+}
+
+/// One layer's history: pages, or a ring of pages per sequence.
+///
+/// A layer-page holds 256 positions: keys `[n_kv_heads, 256, d]`, then values likewise, in `fmt`.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct StreamView {
+    /// All pages of this layer.
+    pub buf: Buf,
+    /// Bytes from page to page (a multiple of 4096).
+    pub page_bytes: u64,
+    /// Format of the stored vectors.
+    pub fmt: KvFormat,
+    /// Heads per position.
+    pub heads: u32,
+    /// Width of a head.
+    pub d: u32,
+    /// 0: pages come from the page table. Else a ring of this many pages per sequence, starting at
+    /// `seq_slot * ring`; position p lies in its page `(p / 256) % ring`.
+    pub ring: u32,
+}
+
+impl StreamView {
+    /// Byte offset, in a page, of vector (`head`, `at`) of the keys (`plane` 0) or values (`plane` 1).
+    pub fn vector_at(&self, plane: u32, head: u32, at: u32) -> u64 {
+        let row = self.fmt.vector_bytes(self.d);
+        ((plane as u64 * self.heads as u64 + head as u64) * 256 + at as u64) * row
+    }
+}
+
+/// One recurrent layer's states: slot-major `f32[heads, d_k, d_v]` and the last inputs of its convolution.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct RecView {
+    /// `f32[slots, n_v_heads, d_k, d_v]`.
+    pub state: Buf,
+    /// Elements of one slot's state.
+    pub state_elems: u32,
+    /// `f32[slots, kernel - 1, channels]`, oldest input first.
+    pub conv: Buf,
+    /// Elements of one slot's convolution window.
+    pub conv_elems: u32,
+    /// Slots there are.
+    pub slots: u32,
+}
+
+/// Which elements rotate together.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Pairing {
+    /// `(i, i + dims / 2)`: most checkpoints.
+    Half,
+    /// `(2i, 2i + 1)`: GGUF files of the llama architecture.
+    Adjacent,
+}
+
+/// Rotary position embedding of the first `dims` columns of a head. Angles are computed, not tabled: the angle of
+/// pair i at position p is the f32 product `p * inv_freq[i]`; cosine and sine are multiplied by `factor`.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Pairing of the columns.
+    pub pairing: Pairing,
+    /// Columns that rotate.
+    pub dims: u32,
+    /// `f32[dims / 2]`: base frequencies with any scaling already in them.
+    pub inv_freq: Buf,
+    /// Attention factor (YaRN), 1 elsewhere.
+    pub factor: f32,
+}
+
+/// Elementwise gates.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ActFn {
+    /// `1 / (1 + e^-g)`.
+    Sigmoid,
+    /// `g * sigmoid(g)`.
+    Silu,
+}
+
+/// Which key head serves value head `j` of a gated delta rule.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum KeyHeadRule {
+    /// `j / (n_v / n_k)`: Hugging Face files.
+    Div,
+    /// `j % n_k`: GGUF files of qwen35 and qwen35moe.
+    Mod,
+}
+
+/// Head geometry of a gated delta rule.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct GdnShape {
+    /// Key heads.
+    pub n_k: u32,
+    /// Value heads.
+    pub n_v: u32,
+    /// Width of a key head.
+    pub d_k: u32,
+    /// Width of a value head.
+    pub d_v: u32,
+    /// Which key head a value head uses.
+    pub rule: KeyHeadRule,
+}
+
+impl GdnShape {
+    /// Channels of the convolution: queries, keys, values.
+    pub fn channels(&self) -> u32 {
+        2 * self.n_k * self.d_k + self.n_v * self.d_v
+    }
+}
+
+/// How router logits become expert ids and weights.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Router {
+    /// Experts chosen per row. Ties go to the lower id.
+    pub k: u32,
+    /// The scores.
+    pub score: RouterScore,
+    /// Whether the chosen weights are divided by their sum.
+    pub renormalise: bool,
+}
+
+/// Router scores.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum RouterScore {
+    /// Softmax over all experts.
+    Softmax,
+}
+
+/// What routing decided for some rows: rank order, falling weight.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Routing {
+    /// `i32[n, k]` expert ids.
+    pub ids: View,
+    /// `f32[n, k]` weights.
+    pub w: View,
+}
+
+/// Which experts of the routing a group computes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Pick {
+    /// Every one that the routing names; the device reads the ids.
+    All,
+    /// These experts (ascending, each once), known on the host because they were fetched by it.
+    Experts(Vec<u32>),
+}
+
+/// Which half of an expert is computed.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// `mid = glu(gate h, up h)`.
+    GateUp,
+    /// `dst <- down mid`.
+    Down,
+    /// One after the other.
+    Both,
+}
+
+/// Where expert outputs go.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub enum Acc {
+    /// Few: `f32[n, k, H]`, each output unweighted in the place of its (row, rank), summed later by [`Op::Combine`].
+    Parts(View),
+    /// Many: `f32[n, H] += weight * output`, experts in ascending id.
+    Sum(View),
+}
+
+/// One operation. `out` never overlaps an input unless the op says so.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "a few hundred ops a step, each moved once; boxing would allocate")]
+pub enum Op {
+    /// `out[n, H] = table[ids]`. An id outside the table gives a row of zeros.
+    Embed {
+        /// `f32[n, H]`.
+        out: View,
+        /// `[vocab, H]`.
+        table: Mat,
+        /// `i32[n, 1]`.
+        ids: View,
+    },
+    /// `out = x * rsqrt(mean(x^2) + eps) * w`, over the columns of each (row, head). In place allowed.
+    RmsNorm {
+        /// Shape of `x`.
+        out: View,
+        /// `f32[n, heads, d]`.
+        x: View,
+        /// `f32[d]`, all ones where absent.
+        w: Option<Buf>,
+        /// Added to the mean of squares.
+        eps: f32,
+    },
+    /// `out = x w^T (+ bias)`, or `out += ...` with `add`.
+    Linear {
+        /// `f32[n, N]`.
+        out: View,
+        /// `f32[n, K]`.
+        x: View,
+        /// `[N, K]`.
+        w: Mat,
+        /// `f32[N]`.
+        bias: Option<Buf>,
+        /// Whether the product is added to `out`.
+        add: bool,
+        /// Role of the rows.
+        class: RowClass,
+    },
+    /// Rotates `x[n, heads, d]` in place.
+    Rope {
+        /// `f32[n, heads, d]`.
+        x: View,
+        /// `i32[n, 1]`.
+        pos: View,
+        /// The rotation.
+        rope: Rope,
+    },
+    /// `x *= act(g)` in place; a `g` with one column per (row, head) is broadcast over the columns.
+    Gate {
+        /// `f32[n, heads, d]`.
+        x: View,
+        /// `f32[n, heads, d]` or `f32[n, heads, 1]`.
+        g: View,
+        /// The nonlinearity.
+        act: ActFn,
+    },
+    /// `out = act(gate) * up`. `out` may be `gate` or `up`.
+    Glu {
+        /// `f32[n, I]`.
+        out: View,
+        /// `f32[n, I]`.
+        gate: View,
+        /// `f32[n, I]`.
+        up: View,
+        /// The nonlinearity.
+        glu: Glu,
+    },
+    /// `x += y` in place.
+    Add {
+        /// `f32[n, H]`.
+        x: View,
+        /// `f32[n, H]`.
+        y: View,
+    },
+    /// Encodes keys and values at the rows' positions, in room that was reserved for them.
+    Append {
+        /// Where.
+        st: StreamView,
+        /// Whose.
+        rows: Rows,
+        /// `f32[n, n_kv_heads, d]`, after norm and rotation.
+        k: View,
+        /// `f32[n, n_kv_heads, d]`.
+        v: View,
+    },
+    /// Causal attention over the sequence's own history up to and including the row itself, which must have been
+    /// appended. Query head h uses key head `h / (heads / n_kv_heads)`.
+    Attention {
+        /// `f32[n, heads, d]`.
+        out: View,
+        /// `f32[n, heads, d]`.
+        q: View,
+        /// History.
+        st: StreamView,
+        /// Rows.
+        rows: Rows,
+        /// Multiplies every score.
+        scale: f32,
+        /// Position j is visible to i only if `i - j < window`.
+        window: Option<u32>,
+        /// `f32[heads]`: one more logit per head in the softmax, whose share is dropped.
+        sinks: Option<Buf>,
+    },
+    /// `out_t[c] = silu(sum_i w[c, i] * x_{t - kernel + 1 + i}[c])`: causal depthwise convolution per sequence, inputs
+    /// before the first row from the window of its recurrent slot. The windows after rows go to `rec_to`.
+    ConvSilu {
+        /// `f32[n, channels]`.
+        out: View,
+        /// `f32[n, channels]`.
+        x: View,
+        /// `f32[channels, kernel]`.
+        w: Buf,
+        /// Taps.
+        kernel: u32,
+        /// States.
+        st: RecView,
+        /// Rows.
+        rows: Rows,
+    },
+    /// The gated delta rule (arXiv 2412.06464) of each sequence: q, k of unit length (eps 1e-6), q scaled by `d_k^-0.5`;
+    /// `g = decay * softplus(a + dt)`, `beta = sigmoid(b)`;
+    /// `S <- e^g S; S <- S + k (beta (v - S^T k))^T; out = S^T q`. The states after rows go to `rec_to`.
+    GatedDelta {
+        /// `f32[n, n_v, d_v]`.
+        out: View,
+        /// `f32[n, channels]`: queries, keys, values.
+        qkv: View,
+        /// `f32[n, n_v]`.
+        a: View,
+        /// `f32[n, n_v]`.
+        b: View,
+        /// `f32[n_v]`: `-exp(A_log)`.
+        decay: Buf,
+        /// `f32[n_v]`.
+        dt: Buf,
+        /// Geometry.
+        g: GdnShape,
+        /// States.
+        st: RecView,
+        /// Rows.
+        rows: Rows,
+    },
+    /// Router logits to expert ids and weights, by rank.
+    Route {
+        /// `ids` `i32[n, k]`, `w` `f32[n, k]`.
+        out: Routing,
+        /// `f32[n, E]`.
+        logits: View,
+        /// The rule.
+        router: Router,
+    },
+    /// Some experts of a routing on the rows that chose them.
+    ExpertGroup {
+        /// Where outputs go.
+        dst: Acc,
+        /// `f32[n * k, I]`: the intermediate of (row, rank) in row `row * k + rank`.
+        mid: View,
+        /// `f32[n, H]`.
+        h: View,
+        /// Who chose what.
+        routed: Routing,
+        /// The weights.
+        e: ExpertMats,
+        /// Which experts.
+        pick: Pick,
+        /// Which half.
+        part: Part,
+        /// Role of the rows.
+        class: RowClass,
+    },
+    /// `out = base + sum_r w[r] * parts[r]`, summed in rank order from 0 and then added to `base`. `out` may be `base`.
+    Combine {
+        /// `f32[n, H]`.
+        out: View,
+        /// `f32[n, H]`.
+        base: View,
+        /// `f32[n, k, H]`.
+        parts: View,
+        /// `f32[n, k]`.
+        w: View,
+    },
+    /// `out[i] = x[rows[i]]`.
+    GatherRows {
+        /// `f32[m, H]`.
+        out: View,
+        /// `f32[n, H]`.
+        x: View,
+        /// `i32[m, 1]`.
+        rows: View,
+    },
+}
+
+impl Op {
+    /// Name in profiles and errors.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Embed { .. } => "embed",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::Linear { .. } => "linear",
+            Op::Rope { .. } => "rope",
+            Op::Gate { .. } => "gate",
+            Op::Glu { .. } => "glu",
+            Op::Add { .. } => "add",
+            Op::Append { .. } => "append",
+            Op::Attention { .. } => "attention",
+            Op::ConvSilu { .. } => "conv_silu",
+            Op::GatedDelta { .. } => "gated_delta",
+            Op::Route { .. } => "route",
+            Op::ExpertGroup { .. } => "expert_group",
+            Op::Combine { .. } => "combine",
+            Op::GatherRows { .. } => "gather_rows",
+        }
+    }
+}
+
+/// Bytes of one row of a matrix in file layout, `None` when the format has no rows of that width in one plane.
+pub fn row_bytes(m: &Mat) -> Option<u64> {
+    match m.fmt {
+        checkpoint::Format::Plain(t) => t.row_bytes(m.k as u64).ok(),
+        _ => None,
+    }
+}

@@ -1,0 +1,99 @@
+//! The plan: what was decided, and counted to the byte, before the first weight is read.
+
+use crate::KvSpec;
+
+/// A group of parameters that comes and goes together. A tied embedding and output head are one component,
+/// [`Component::Embed`], with two users.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Component {
+    /// Norms and small constants outside the layers.
+    Core,
+    /// The token embedding table.
+    Embed,
+    /// The output head, where it is not the embedding.
+    Head,
+    /// The multi-token predictor.
+    Mtp,
+    /// What layer `n` always needs: mixer, norms, router, shared expert, dense FFN.
+    Layer(u32),
+    /// The routed experts of layer `n`.
+    Experts(u32),
+}
+
+/// How a component comes to be in memory.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Residency {
+    /// Loaded once, kept for life.
+    Resident,
+    /// Attached only while somebody uses it.
+    Leased,
+    /// Kept as far as room allows.
+    Cached,
+}
+
+impl Residency {
+    /// The word for it in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Residency::Resident => "resident",
+            Residency::Leased => "leased",
+            Residency::Cached => "cached",
+        }
+    }
+}
+
+/// One component's share of W.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct WeightShare {
+    /// Which.
+    pub component: Component,
+    /// How it is kept.
+    pub residency: Residency,
+    /// Its bytes in the checkpoint's own formats.
+    pub bytes: u64,
+}
+
+/// Bytes of the arena's regions.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct RegionSizes {
+    /// Dies with the step.
+    pub step: u64,
+    /// Outlives steps: the residuals of a segment.
+    pub carry: u64,
+}
+
+/// Everything that was decided for serving one model, immutable from then on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// W by component.
+    pub weights: Vec<WeightShare>,
+    /// Formats of history, one per layer.
+    pub kv: Vec<KvSpec>,
+    /// Most positions of a sequence.
+    pub context: u32,
+    /// Most sequences at a time.
+    pub parallel: u32,
+    /// Most rows of one `mix` call.
+    pub chunk: u32,
+    /// Most rows of the class Few in one call.
+    pub few: u32,
+    /// K: bytes of key/value pages and rings.
+    pub kv_bytes: u64,
+    /// S: bytes of recurrent states.
+    pub state_bytes: u64,
+    /// X: the exact peak of the arena.
+    pub workspace: RegionSizes,
+    /// Most bytes that may be reserved.
+    pub guard: u64,
+}
+
+impl Plan {
+    /// Bytes of the components that are in memory all the time.
+    pub fn resident_bytes(&self) -> u64 {
+        self.weights.iter().filter(|w| w.residency != Residency::Leased).map(|w| w.bytes).sum()
+    }
+    /// W + K + S + X.
+    pub fn total_bytes(&self) -> u64 {
+        self.resident_bytes() + self.kv_bytes + self.state_bytes + self.workspace.step + self.workspace.carry
+    }
+}
