@@ -1,0 +1,3 @@
+//! Tests of the rules one by one, of rings at page edges, and of random scripts against an independent model.
+
+mod rules;
