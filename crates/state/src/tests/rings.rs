@@ -18,7 +18,7 @@ fn append_at(window: u32, start: u32, n: u32, fmt: KvFormat) {
         let ids: Vec<u32> = (first..first + n).collect();
         let a = rig.st.reserve(&mut rig.dev, class, &[Span { seq, ids: &ids }]).unwrap();
         let rows = rig.next(seq, 9, &ids);
-        let got = rig.run(&a, &rows, &[0..n], false);
+        let got = rig.run(&a, &rows, std::slice::from_ref(&(0..n)), false);
         history.extend(rows);
         let at: Vec<usize> = (0..n as usize).collect();
         rig.compare(&history, &got, &at).unwrap_or_else(|e| panic!("window {window}, {n} rows at {start}: {e}"));

@@ -243,7 +243,7 @@ impl World {
             let a = self.rig.st.reserve(&mut self.rig.dev, Few, &spans).unwrap();
             let rows: Vec<Row> =
                 seen.iter().flat_map(|&i| self.rig.next(self.open[i].id, self.open[i].tag, &id)).collect();
-            let got = self.rig.run(&a, &rows, &[0..a.n()], false);
+            let got = self.rig.run(&a, &rows, std::slice::from_ref(&(0..a.n())), false);
             self.rig.st.rollback(a).unwrap();
             self.rig.poison();
             for ((&i, row), got) in seen.iter().zip(rows).zip(got) {
@@ -280,7 +280,7 @@ fn play(recurrent: bool, script: &[Step]) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, max_shrink_iters: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, max_shrink_iters: 300, ..ProptestConfig::default() })]
 
     #[test]
     fn any_script_leaves_what_a_replay_from_scratch_has(script in script()) {
