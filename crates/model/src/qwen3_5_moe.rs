@@ -115,7 +115,7 @@ impl Qwen35Moe {
         let layers = (0..n_layers)
             .map(|l| {
                 let names = Names { gguf: format!("blk.{l}"), hf: format!("~layers.{l}") };
-                let at = (Component::Layer(l), Component::Experts(l));
+                let at = Place { here: Component::Layer(l), experts: Component::Experts(l), layer: l };
                 block(&mut w, &names, at, is_full(l), spec.hidden, &cfg)
             })
             .collect();
@@ -182,6 +182,13 @@ impl Names {
     }
 }
 
+/// What a block's parameters belong to.
+struct Place {
+    here: Component,
+    experts: Component,
+    layer: u32,
+}
+
 /// A norm around zero in safetensors files.
 fn norm(w: &mut Wants, at: Component, n: u32, (gguf, hf): (String, String)) -> WId {
     w.vec_as(at, n, gguf, hf, Canon::PlusOne)
@@ -191,14 +198,14 @@ fn mat(w: &mut Wants, at: Component, n: u32, k: u32, (gguf, hf): (String, String
     w.mat(at, n, k, gguf, hf)
 }
 
-fn block(w: &mut Wants, n: &Names, at: (Component, Component), full: bool, hidden: u32, c: &Config) -> Block {
-    let (here, experts) = at;
+fn block(w: &mut Wants, n: &Names, at: Place, full: bool, hidden: u32, c: &Config) -> Block {
+    let Place { here, experts, layer } = at;
     let input_norm = norm(w, here, hidden, n.of("attn_norm.weight", "input_layernorm.weight"));
     let mixer =
         if full { Mixer::Full(attention(w, n, here, hidden, c)) } else { Mixer::Gdn(gdn(w, n, here, hidden, c)) };
     let ffn_norm = norm(w, here, hidden, n.of("post_attention_norm.weight", "post_attention_layernorm.weight"));
     let mut part = |proj, n_out, k| {
-        let x = Experts { proj, count: c.moe.experts, n: n_out, k };
+        let x = Experts { layer, proj, count: c.moe.experts, n: n_out, k };
         w.experts(experts, x, &n.gguf, &format!("{}.mlp", n.hf));
     };
     part(Proj::Gate, c.moe.inner, hidden);
@@ -257,14 +264,14 @@ fn gdn(w: &mut Wants, n: &Names, at: Component, hidden: u32, c: &Config) -> Gdn 
     let z = heads(v_dim, n.of("attn_gate.weight", "linear_attn.in_proj_z.weight"), tile(0, d_v));
     let a = heads(n_v, n.of("ssm_alpha.weight", "linear_attn.in_proj_a.weight"), tile(0, 1));
     let b = heads(n_v, n.of("ssm_beta.weight", "linear_attn.in_proj_b.weight"), tile(0, 1));
+    let (gguf, hf) = n.of("ssm_conv1d.weight", "linear_attn.conv1d.weight");
+    let conv = w.table(at, channels, c.conv_kernel, gguf, hf);
+    w.export(tile(keys, d_v));
     let mut small = |len, (gguf, hf): (String, String), canon, export| {
         let id = w.vec_as(at, len, gguf, hf, canon);
         w.export(export);
         id
     };
-    let taps = c.conv_kernel;
-    let conv_names = n.of("ssm_conv1d.weight", "linear_attn.conv1d.weight");
-    let conv = small(channels * taps, conv_names, Canon::Same, tile(keys * taps, d_v * taps));
     let decay = small(n_v, n.of("ssm_a", "linear_attn.A_log"), Canon::NegExp, tile(0, 1));
     let dt = small(n_v, n.of("ssm_dt.bias", "linear_attn.dt_bias"), Canon::Same, tile(0, 1));
     let norm = small(d_v, n.of("ssm_norm.weight", "linear_attn.norm.weight"), Canon::Same, Export::Same);
@@ -282,7 +289,7 @@ fn predictor(w: &mut Wants, n_layers: u32, spec: &Spec, c: &Config) {
     norm(w, at, h, next.of("hnorm.weight", "pre_fc_norm_hidden.weight"));
     norm(w, at, h, next.of("shared_head_norm.weight", "norm.weight"));
     let names = Names { gguf: format!("blk.{n_layers}"), hf: "mtp.layers.0".into() };
-    block(w, &names, (at, at), true, h, c);
+    block(w, &names, Place { here: at, experts: at, layer: n_layers }, true, h, c);
 }
 
 impl Qwen35Moe {

@@ -118,6 +118,10 @@ impl Wants {
         let hf = Place { canon, ..whole(hf) };
         self.push(c, Role::Vector, vec![n as u64], vec![whole(gguf)], vec![hf])
     }
+    /// A small table `[n, k]`, used as a vector.
+    pub fn table(&mut self, c: Component, n: u32, k: u32, gguf: impl Into<String>, hf: impl Into<String>) -> WId {
+        self.push(c, Role::Vector, vec![n as u64, k as u64], vec![whole(gguf)], vec![whole(hf)])
+    }
     /// Rope frequencies: those of the configuration, divided by a GGUF file's table where it has one.
     pub fn rope(&mut self, c: Component, freqs: Arc<[f32]>) -> WId {
         let divisors = Place { canon: Canon::DivisorsOf(freqs.clone()), ..whole("rope_freqs.weight") };
@@ -126,7 +130,7 @@ impl Wants {
         id
     }
     /// One matrix of all routed experts, `[count, n, k]`.
-    pub fn experts(&mut self, layer: Component, x: Experts, gguf: &str, hf: &str) -> WId {
+    pub fn experts(&mut self, c: Component, x: Experts, gguf: &str, hf: &str) -> WId {
         let (gate_up, stacked) = match x.proj {
             Proj::Gate => (Some(0), "gate"),
             Proj::Up => (Some(1), "up"),
@@ -143,7 +147,7 @@ impl Wants {
             None => in_hf.push(place(format!("{hf}.experts.down_proj"), Lies::Whole)),
         }
         let shape = vec![x.count as u64, x.n as u64, x.k as u64];
-        self.push(layer, Role::Experts { proj: x.proj, count: x.count }, shape, in_gguf, in_hf)
+        self.push(c, Role::Experts { layer: x.layer, proj: x.proj, count: x.count }, shape, in_gguf, in_hf)
     }
     fn last(&mut self, f: impl FnOnce(&mut Want)) {
         if let Some(w) = self.0.last_mut() {
@@ -163,6 +167,8 @@ impl Wants {
 /// Geometry of one matrix of the routed experts.
 #[derive(Copy, Clone, Debug)]
 pub struct Experts {
+    /// The layer they serve.
+    pub layer: u32,
     /// Which matrix.
     pub proj: Proj,
     /// Experts.
