@@ -1,1 +1,36 @@
 //! What a sequence owns: KV pages, rings, recurrent states. No scheduling.
+//!
+//! A model declares one [`Stream`] per layer; [`State`] reserves and allocates the memory of all of them once, for the
+//! life of the plan, and hands parts of it to sequences. There is one way to change what a sequence holds, for every
+//! kind of stream:
+//!
+//! ```text
+//! reserve -> ops write only the reserved room -> commit(accepted) | rollback
+//! ```
+//!
+//! Nothing else changes a length, a page list or a recurrent slot. What was reserved and not accepted may hold
+//! anything: no committed row ever looks at it.
+//!
+//! - `decl`: what layers keep, and how many bytes that is.
+//! - `layers`: the memory behind each layer's stream.
+//! - `sequence`: sequences by generational id.
+//! - `room`: free pages and free recurrent slots.
+//! - `append`: the rows of one append, from reservation to its end.
+//! - `table`: what a step's ops read about its rows, at fixed device addresses.
+
+mod append;
+mod decl;
+mod error;
+mod layers;
+mod room;
+mod sequence;
+mod store;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use append::{Append, PART_ROWS, Span};
+pub use decl::{Bytes, Decl, Limits, Stream};
+pub use error::{Error, Result};
+pub use sequence::SeqId;
+pub use store::State;

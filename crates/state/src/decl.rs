@@ -1,0 +1,195 @@
+//! What layers keep for a sequence, and how many bytes that is: shapes only, no memory.
+
+use crate::error::{Error, Result};
+use crate::table;
+use memory::KvFormat;
+use memory::pages::pages_for;
+use std::collections::BTreeSet;
+
+/// Layer-pages are a multiple of this, so that they can be written to disk as they are.
+const PAGE_ALIGN: u64 = 4096;
+const FLOAT: u64 = 4;
+const MAX_INDEX: u64 = i32::MAX as u64;
+
+/// What one layer keeps for a sequence.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Keys and values of every position, in pages of 256 positions.
+    History {
+        /// Key/value heads.
+        heads: u32,
+        /// Width of a head.
+        d: u32,
+        /// Format of the stored vectors.
+        fmt: KvFormat,
+    },
+    /// Keys and values of the last positions, in a ring of pages.
+    Ring {
+        /// Positions a row sees, itself included.
+        window: u32,
+        /// Key/value heads.
+        heads: u32,
+        /// Width of a head.
+        d: u32,
+        /// Format of the stored vectors.
+        fmt: KvFormat,
+    },
+    /// A state of fixed size, in f32.
+    Recurrent {
+        /// `[value heads, d_k, d_v]`.
+        state: [u32; 3],
+        /// `[kernel - 1, channels]` of the short convolution before it.
+        conv: [u32; 2],
+    },
+}
+
+/// The stream of a layer. A layer has one at most; one without keeps nothing.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Decl {
+    /// The layer.
+    pub layer: u32,
+    /// What it keeps.
+    pub stream: Stream,
+}
+
+/// What the memory is laid out for.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most positions of a sequence.
+    pub context: u32,
+    /// Most open sequences.
+    pub parallel: u32,
+    /// Most rows of one append.
+    pub rows: u32,
+    /// Most rows of class Few in one append.
+    pub few: u32,
+}
+
+/// Bytes that a [`State`](crate::State) reserves.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bytes {
+    /// K: pages and rings.
+    pub kv: u64,
+    /// S: recurrent states.
+    pub state: u64,
+    /// Of the workspace X: what ops read about the rows of a step.
+    pub rows: u64,
+}
+
+impl Bytes {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.kv.saturating_add(self.state).saturating_add(self.rows)
+    }
+}
+
+impl Limits {
+    /// Pages of a full sequence.
+    pub(crate) fn pages_per_seq(&self) -> u32 {
+        pages_for(self.context)
+    }
+    /// Pages of as many full sequences as may be open.
+    pub(crate) fn pages(&self) -> u32 {
+        self.pages_per_seq().saturating_mul(self.parallel)
+    }
+    /// Most rows of any append.
+    pub(crate) fn most_rows(&self) -> u32 {
+        self.rows.max(self.few)
+    }
+    /// A current slot per sequence, and next ones: Few rows have one each, Many rows one a sequence.
+    pub(crate) fn rec_slots(&self) -> u32 {
+        self.parallel.saturating_add(self.few.max(self.parallel))
+    }
+    fn check(&self) -> Result<()> {
+        let that = |ok: bool, what| if ok { Ok(()) } else { Err(Error::Limits(what)) };
+        let index = |n: u64| (1..=MAX_INDEX).contains(&n);
+        that(index(self.context as u64), "the context must be 1 to 2^31 - 1 positions")?;
+        that(index(self.parallel as u64), "at least one sequence must be possible, and at most 2^31 - 1")?;
+        that(index(self.rows as u64), "an append must be able to have 1 to 2^31 - 1 rows")?;
+        that(index(self.few as u64), "an append must be able to have 1 to 2^31 - 1 rows of class Few")?;
+        let pages = self.pages_per_seq() as u64 * self.parallel as u64;
+        that(index(pages), "the contexts of all sequences together need more than 2^31 - 1 pages")?;
+        let slots = self.parallel as u64 + self.few.max(self.parallel) as u64;
+        that(index(slots), "there would be more than 2^31 - 1 recurrent slots")
+    }
+}
+
+impl Stream {
+    /// Bytes of one layer-page, `None` where there are no pages.
+    pub(crate) fn page_bytes(&self) -> Option<u64> {
+        let (Stream::History { heads, d, fmt } | Stream::Ring { heads, d, fmt, .. }) = *self else { return None };
+        let bytes = product(&[2, heads as u64, memory::PAGE_POSITIONS as u64, fmt.vector_bytes(d)]);
+        Some(bytes.checked_next_multiple_of(PAGE_ALIGN).unwrap_or(u64::MAX))
+    }
+    /// Pages of a sequence's ring, 0 where there is none: the window of the first of an append's rows, all its rows,
+    /// and one page because neither starts at a page's start.
+    pub(crate) fn ring_pages(&self, l: &Limits) -> u64 {
+        match *self {
+            Stream::Ring { window, .. } => {
+                (window as u64 + l.most_rows() as u64).saturating_sub(1).div_ceil(memory::PAGE_POSITIONS as u64) + 1
+            }
+            _ => 0,
+        }
+    }
+    /// Bytes of all pages or rings of the layer.
+    pub(crate) fn kv_bytes(&self, l: &Limits) -> u64 {
+        let pages = match self {
+            Stream::History { .. } => l.pages() as u64,
+            Stream::Ring { .. } => product(&[self.ring_pages(l), l.parallel as u64]),
+            Stream::Recurrent { .. } => 0,
+        };
+        product(&[self.page_bytes().unwrap_or(0), pages])
+    }
+    /// Bytes of all states of the layer, and of all its convolution windows.
+    pub(crate) fn rec_bytes(&self, l: &Limits) -> [u64; 2] {
+        let Stream::Recurrent { state: [h, k, v], conv: [taps, channels] } = *self else { return [0, 0] };
+        let slots = l.rec_slots() as u64;
+        [product(&[slots, h as u64, k as u64, v as u64, FLOAT]), product(&[slots, taps as u64, channels as u64, FLOAT])]
+    }
+    fn check(&self, l: &Limits) -> Result<(), &'static str> {
+        let fits = |dims: &[u32]| product(&dims.iter().map(|&d| d as u64).collect::<Vec<_>>()) <= u32::MAX as u64;
+        match *self {
+            Stream::History { heads, d, .. } | Stream::Ring { heads, d, .. } if heads == 0 || d == 0 => {
+                Err("keys and values need at least one head of at least one column")
+            }
+            Stream::Ring { window: 0, .. } => Err("a window of no positions"),
+            Stream::Ring { .. } if self.ring_pages(l).saturating_mul(l.parallel as u64) > MAX_INDEX => {
+                Err("the rings of all sequences together need more than 2^31 - 1 pages")
+            }
+            Stream::Recurrent { state, .. } if state.contains(&0) => Err("a recurrent state of no elements"),
+            Stream::Recurrent { state, conv } if !fits(&state) || !fits(&conv) => {
+                Err("a recurrent state of more than 2^32 - 1 elements")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Saturating: what is beyond `u64` is refused by any budget.
+fn product(factors: &[u64]) -> u64 {
+    if factors.contains(&0) { 0 } else { factors.iter().fold(1, |p, &f| p.saturating_mul(f)) }
+}
+
+/// Whether these streams can be kept under these limits.
+pub(crate) fn check(decls: &[Decl], l: &Limits) -> Result<()> {
+    l.check()?;
+    let mut seen = BTreeSet::new();
+    for d in decls {
+        let fail = |what| Error::Decl { layer: d.layer, what };
+        if !seen.insert(d.layer) {
+            return Err(fail("two streams are declared; a layer has one at most"));
+        }
+        d.stream.check(l).map_err(fail)?;
+    }
+    Ok(())
+}
+
+/// Bytes of all streams and of the row arrays.
+pub(crate) fn bytes(decls: &[Decl], l: &Limits) -> Bytes {
+    let mut b = Bytes { rows: table::bytes(l), ..Bytes::default() };
+    for d in decls {
+        b.kv = b.kv.saturating_add(d.stream.kv_bytes(l));
+        b.state = d.stream.rec_bytes(l).into_iter().fold(b.state, u64::saturating_add);
+    }
+    b
+}

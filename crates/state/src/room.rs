@@ -1,0 +1,53 @@
+//! Free pages and free recurrent slots.
+
+use crate::decl::Limits;
+use crate::error::{Error, Result};
+use memory::{PageId, PagePool, SlotId, Slots};
+use std::collections::HashSet;
+
+/// What sequences and appends draw on.
+pub(crate) struct Room {
+    pub pages: PagePool,
+    /// No slots where no layer is recurrent.
+    pub slots: Slots,
+}
+
+impl Room {
+    pub fn new(l: &Limits, recurrent: bool) -> Self {
+        Room { pages: PagePool::new(l.pages()), slots: Slots::new(if recurrent { l.rec_slots() } else { 0 }) }
+    }
+    pub fn take_pages(&mut self, n: u32) -> Result<Vec<PageId>> {
+        let full = Error::NoRoom { what: "pages", asked: n, free: self.pages.free() };
+        self.pages.take(n).ok_or(full)
+    }
+    /// `n` slots or none at all.
+    pub fn take_slots(&mut self, n: u32) -> Result<Vec<SlotId>> {
+        let free = self.slots.free();
+        if n > free {
+            return Err(Error::NoRoom { what: "recurrent slots", asked: n, free });
+        }
+        Ok((0..n).map_while(|_| self.slots.take()).collect())
+    }
+    pub fn give_pages(&mut self, pages: impl IntoIterator<Item = PageId>) {
+        pages.into_iter().for_each(|p| self.pages.give(p));
+    }
+    pub fn give_slots(&mut self, slots: impl IntoIterator<Item = SlotId>) {
+        slots.into_iter().for_each(|s| self.slots.give(s));
+    }
+    /// Whether exactly these pages and slots are taken, each by one owner.
+    pub fn owned_by(&self, pages: &[PageId], slots: &[SlotId]) -> Result<(), String> {
+        let one = pages.iter().find(|&&p| self.pages.owners(p) != 1);
+        if let Some(p) = one {
+            return Err(format!("{p:?} has {} owners", self.pages.owners(*p)));
+        }
+        let distinct = |n, all, what| if n == all { Ok(()) } else { Err(format!("{what} is held twice")) };
+        distinct(pages.iter().collect::<HashSet<_>>().len(), pages.len(), "a page")?;
+        distinct(slots.iter().collect::<HashSet<_>>().len(), slots.len(), "a recurrent slot")?;
+        let all = |free, held, total, what| {
+            let ok = free + held as u32 == total;
+            if ok { Ok(()) } else { Err(format!("{free} {what} free and {held} held of {total}")) }
+        };
+        all(self.pages.free(), pages.len(), self.pages.total(), "pages")?;
+        all(self.slots.free(), slots.len(), self.slots.total(), "recurrent slots")
+    }
+}

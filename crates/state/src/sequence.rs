@@ -1,0 +1,73 @@
+//! Open sequences, by generational id.
+
+use crate::error::{Error, Result};
+use memory::{PageId, SlotId, Slots};
+
+/// A sequence of one [`State`](crate::State). The id of a closed sequence is an error, never another sequence.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SeqId {
+    place: u32,
+    serial: u64,
+}
+
+impl SeqId {
+    /// Its place among the open sequences, which its rings hang on.
+    pub(crate) fn place(self) -> u32 {
+        self.place
+    }
+}
+
+/// What a sequence owns between appends.
+#[derive(Debug, Default)]
+pub(crate) struct Sequence {
+    serial: u64,
+    /// Positions committed.
+    pub len: u32,
+    /// `ceil(len / 256)` pages.
+    pub pages: Vec<PageId>,
+    /// Slot of the recurrent state after position `len - 1`; none for a sequence that has no past.
+    pub rec: Option<SlotId>,
+}
+
+/// All places for sequences.
+pub(crate) struct Sequences {
+    places: Slots,
+    held: Vec<Option<Sequence>>,
+    serials: u64,
+}
+
+impl Sequences {
+    pub fn new(most: u32) -> Self {
+        Sequences { places: Slots::new(most), held: (0..most).map(|_| None).collect(), serials: 0 }
+    }
+    pub fn open(&mut self) -> Result<SeqId> {
+        let full = Error::NoRoom { what: "sequences", asked: 1, free: 0 };
+        let SlotId(place) = self.places.take().ok_or(full)?;
+        self.serials += 1;
+        self.held[place as usize] = Some(Sequence { serial: self.serials, ..Sequence::default() });
+        Ok(SeqId { place, serial: self.serials })
+    }
+    pub fn get(&self, id: SeqId) -> Result<&Sequence> {
+        let held = self.held.get(id.place as usize).and_then(Option::as_ref);
+        held.filter(|s| s.serial == id.serial).ok_or(Error::NotOpen(id))
+    }
+    pub fn get_mut(&mut self, id: SeqId) -> Result<&mut Sequence> {
+        let held = self.held.get_mut(id.place as usize).and_then(Option::as_mut);
+        held.filter(|s| s.serial == id.serial).ok_or(Error::NotOpen(id))
+    }
+    /// Takes a sequence out.
+    pub fn remove(&mut self, id: SeqId) -> Result<Sequence> {
+        self.get(id)?;
+        self.places.give(SlotId(id.place));
+        self.held[id.place as usize].take().ok_or(Error::NotOpen(id))
+    }
+    /// The open sequences.
+    pub fn iter(&self) -> impl Iterator<Item = &Sequence> {
+        self.held.iter().flatten()
+    }
+    /// The open sequences with their places.
+    #[cfg(test)]
+    pub fn places(&self) -> impl Iterator<Item = (u32, &Sequence)> {
+        (0..).zip(&self.held).filter_map(|(i, s)| Some((i, s.as_ref()?)))
+    }
+}

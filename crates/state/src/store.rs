@@ -1,0 +1,262 @@
+//! The state of all sequences: the memory, who owns what of it, and the append under way.
+
+use crate::append::{Append, Pending, Span};
+use crate::decl::{self, Bytes, Decl, Limits};
+use crate::error::{Error, Result};
+use crate::layers::Layers;
+use crate::room::Room;
+use crate::sequence::{SeqId, Sequences};
+use crate::table::Tables;
+use device::{Buf, Device, RecView, RowClass, Rows, StreamView, View};
+use memory::{Class, Ledger, Reservation, Tier};
+use std::collections::HashSet;
+use std::ops::Range;
+
+/// What sequences own on a device. One append is under way at a time.
+///
+/// A failed call leaves every sequence as it was.
+pub struct State {
+    pub(crate) limits: Limits,
+    pub(crate) layers: Layers,
+    pub(crate) seqs: Sequences,
+    pub(crate) room: Room,
+    tables: Tables,
+    pending: Option<Pending>,
+    allocs: Vec<Buf>,
+}
+
+impl State {
+    /// What [`new`](Self::new) reserves, to the byte.
+    pub fn bytes(decls: &[Decl], limits: Limits) -> Bytes {
+        decl::bytes(decls, &limits)
+    }
+
+    /// Reserves and allocates the memory of these streams, for the life of the plan.
+    ///
+    /// # Errors
+    /// [`Error::Decl`] and [`Error::Limits`] for streams and limits that cannot be, [`Error::OverBudget`], and what
+    /// the device says. Nothing stays reserved or allocated then.
+    pub fn new(decls: &[Decl], limits: Limits, ledger: &Ledger, dev: &mut dyn Device) -> Result<Self> {
+        decl::check(decls, &limits)?;
+        let bytes = Self::bytes(decls, limits);
+        // The one tier there is while every device's memory is the host's.
+        let reserve = |class, who, n| ledger.reserve(Tier::Host, class, who, n);
+        let kv = reserve(Class::Kv, "key/value pages", bytes.kv)?;
+        let state = reserve(Class::State, "recurrent states", bytes.state)?;
+        let rows = reserve(Class::Workspace, "row arrays", bytes.rows)?;
+        let mut allocs = Vec::new();
+        Self::build(decls, limits, [kv, state, rows], dev, &mut allocs).inspect_err(|_| {
+            // The first error is the one to tell; a device that cannot free has nothing to add.
+            let _ = free_all(dev, &allocs);
+        })
+    }
+
+    fn build(
+        decls: &[Decl],
+        limits: Limits,
+        [kv, state, rows]: [Reservation; 3],
+        dev: &mut dyn Device,
+        allocs: &mut Vec<Buf>,
+    ) -> Result<Self> {
+        let layers = Layers::new(decls, &limits, kv, state, dev, allocs)?;
+        let arrays = dev.alloc(rows)?;
+        allocs.push(arrays);
+        let tables = Tables::new(arrays, &limits)?;
+        let (seqs, room) = (Sequences::new(limits.parallel), Room::new(&limits, layers.recurrent()));
+        Ok(State { limits, layers, seqs, room, tables, pending: None, allocs: std::mem::take(allocs) })
+    }
+
+    /// Gives all memory back to the device it came from.
+    ///
+    /// # Errors
+    /// What the device says; it is asked to free everything in any case.
+    pub fn free(self, dev: &mut dyn Device) -> Result<()> {
+        free_all(dev, &self.allocs)
+    }
+
+    /// What the memory is laid out for.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// A sequence without positions.
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`] when as many as planned are open.
+    pub fn open(&mut self) -> Result<SeqId> {
+        self.seqs.open()
+    }
+
+    /// Gives back everything a sequence owns. Its id is an error from then on.
+    ///
+    /// # Errors
+    /// [`Error::NotOpen`]; [`Error::Pending`] while an append with a span of it is under way.
+    pub fn close(&mut self, id: SeqId) -> Result<()> {
+        self.seqs.get(id)?;
+        if self.pending.as_ref().is_some_and(|p| p.has(id)) {
+            self.settle()?;
+        }
+        let seq = self.seqs.remove(id)?;
+        self.room.give_pages(seq.pages);
+        self.room.give_slots(seq.rec);
+        Ok(())
+    }
+
+    /// Positions committed.
+    ///
+    /// # Errors
+    /// [`Error::NotOpen`].
+    pub fn len(&self, id: SeqId) -> Result<u32> {
+        Ok(self.seqs.get(id)?.len)
+    }
+
+    /// Takes room for the spans' rows (pages, places in rings, next recurrent slots) and writes the arrays that ops
+    /// read about them. No sequence changes until [`commit`](Self::commit).
+    ///
+    /// # Errors
+    /// [`Error::Empty`], [`Error::Twice`], [`Error::TooManyRows`], [`Error::NotOpen`], [`Error::ContextFull`],
+    /// [`Error::NoRoom`]; [`Error::Pending`] while another append is under way; what the device says to writes.
+    pub fn reserve(&mut self, dev: &mut dyn Device, class: RowClass, spans: &[Span]) -> Result<Append> {
+        self.settle()?;
+        self.check(class, spans)?;
+        let (append, pending) = Pending::take(spans, class, &self.seqs, &mut self.room)?;
+        let shown = pending.values(spans, &self.seqs).and_then(|v| self.tables.upload(dev, &v));
+        if let Err(e) = shown {
+            pending.give_back(&mut self.room);
+            return Err(e);
+        }
+        self.pending = Some(pending);
+        Ok(append)
+    }
+
+    fn check(&self, class: RowClass, spans: &[Span]) -> Result<()> {
+        if spans.is_empty() || spans.iter().any(|s| s.ids.is_empty()) {
+            return Err(Error::Empty);
+        }
+        let asked = spans.iter().map(|s| s.ids.len() as u64).sum();
+        let most = if class == RowClass::Few { self.limits.few } else { self.limits.rows };
+        if asked > most as u64 {
+            return Err(Error::TooManyRows { class, asked, most });
+        }
+        let mut seen = HashSet::new();
+        for s in spans {
+            let (len, asked, context) = (self.seqs.get(s.seq)?.len, s.ids.len() as u32, self.limits.context);
+            if asked > context - len {
+                return Err(Error::ContextFull { len, asked, context });
+            }
+            if !seen.insert(s.seq) {
+                return Err(Error::Twice(s.seq));
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows `part` of an append, for one pass over the layers. The whole append is `0..a.n()`; other parts are
+    /// whole spans, or, where the append is a single span of class Many, ranges that begin at multiples of
+    /// [`PART_ROWS`](crate::PART_ROWS) and end there or with the span. The parts of a span are run in order.
+    ///
+    /// # Errors
+    /// [`Error::Part`] for other ranges, [`Error::Foreign`].
+    pub fn rows(&self, a: &Append, part: Range<u32>) -> Result<Rows> {
+        self.own(a)?;
+        let mid = a.cut(&part)?;
+        Ok(self.tables.rows(a.class, a.seqs(), &part, mid))
+    }
+
+    /// `i32[seqs, 1]`: index of each span's last row in the append, to pick the rows whose logits are wanted.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`].
+    pub fn last_rows(&self, a: &Append) -> Result<View> {
+        self.own(a)?;
+        Ok(self.tables.last_rows(a.seqs()))
+    }
+
+    /// Makes the first `accepted[i]` rows of span i part of its sequence and gives back the room of the others.
+    ///
+    /// # Errors
+    /// [`Error::Counts`], [`Error::Accepted`]; [`Error::Indivisible`] for a part of a span of class Many in a model
+    /// with recurrent layers; [`Error::Foreign`]. The append is rolled back then.
+    pub fn commit(&mut self, a: Append, accepted: &[u32]) -> Result<()> {
+        let pending = self.end(&a)?;
+        let checked = pending.check(accepted);
+        match checked {
+            Ok(()) => pending.accept(accepted, &mut self.seqs, &mut self.room),
+            Err(_) => pending.give_back(&mut self.room),
+        }
+        checked
+    }
+
+    /// Ends an append without a trace.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`].
+    pub fn rollback(&mut self, a: Append) -> Result<()> {
+        self.end(&a)?.give_back(&mut self.room);
+        Ok(())
+    }
+
+    /// History or ring of a layer.
+    ///
+    /// # Errors
+    /// [`Error::NoStream`].
+    pub fn view(&self, layer: u32) -> Result<StreamView> {
+        self.layers.view(layer)
+    }
+
+    /// Recurrent state of a layer.
+    ///
+    /// # Errors
+    /// [`Error::NoStream`].
+    pub fn rec(&self, layer: u32) -> Result<RecView> {
+        self.layers.rec(layer)
+    }
+
+    /// Whether every page and slot is free or owned once, and every sequence owns exactly what its length needs.
+    ///
+    /// # Errors
+    /// What is wrong: a fault of this crate.
+    pub fn check_integrity(&self) -> Result<(), String> {
+        let recurrent = self.room.slots.total() > 0;
+        for s in self.seqs.iter() {
+            let held = s.pages.len() as u32;
+            if held != memory::pages::pages_for(s.len) {
+                return Err(format!("{} positions in {held} pages", s.len));
+            }
+            if s.rec.is_some() != (recurrent && s.len > 0) {
+                return Err(format!("{} positions with recurrent slot {:?}", s.len, s.rec));
+            }
+        }
+        let under_way = self.pending.iter();
+        let pages = self.seqs.iter().flat_map(|s| s.pages.iter().copied());
+        let pages: Vec<_> = pages.chain(under_way.clone().flat_map(Pending::pages)).collect();
+        let slots = self.seqs.iter().filter_map(|s| s.rec);
+        let slots: Vec<_> = slots.chain(under_way.flat_map(Pending::slots)).collect();
+        self.room.owned_by(&pages, &slots)
+    }
+
+    /// Rolls back an append that was dropped.
+    fn settle(&mut self) -> Result<()> {
+        if self.pending.as_ref().is_some_and(Pending::alive) {
+            return Err(Error::Pending);
+        }
+        if let Some(p) = self.pending.take() {
+            p.give_back(&mut self.room);
+        }
+        Ok(())
+    }
+
+    fn own(&self, a: &Append) -> Result<()> {
+        if self.pending.as_ref().is_some_and(|p| p.is(a)) { Ok(()) } else { Err(Error::Foreign) }
+    }
+
+    fn end(&mut self, a: &Append) -> Result<Pending> {
+        self.own(a)?;
+        self.pending.take().ok_or(Error::Foreign)
+    }
+}
+
+fn free_all(dev: &mut dyn Device, allocs: &[Buf]) -> Result<()> {
+    let freed: Vec<_> = allocs.iter().map(|&b| dev.free(b)).collect();
+    freed.into_iter().try_for_each(|r| r.map(drop)).map_err(Error::Device)
+}
