@@ -143,3 +143,6 @@ macro_rules! table {
     }};
 }
 use table;
+
+#[cfg(test)]
+mod tests;
