@@ -1,1 +1,18 @@
 //! Where each parameter is and how it gets where it must be. No sequences.
+//!
+//! A family lists what it needs; matching that against a checkpoint gives [`Bound`]s, which name byte ranges and no
+//! longer anything of the container. [`Weights::open`] reads them: matrices byte for byte as they lie in the file,
+//! vectors as canonical f32. Routed experts are reached through an [`ExpertSource`], of which weights that are all
+//! resident are the trivial case.
+
+mod bound;
+mod error;
+mod experts;
+mod load;
+mod scripted;
+
+pub use bound::{Bound, Canon, Data, Proj, Role, WId};
+pub use error::{Error, Result};
+pub use experts::{ExpertSource, Group, ResidentExperts, Routed, Wave};
+pub use load::{Progress, Resident, Weights};
+pub use scripted::ScriptedArrivals;

@@ -1,0 +1,100 @@
+//! The door every architecture stands behind.
+
+use crate::cx::Cx;
+use crate::error::{Error, Result};
+use crate::keys::Keys;
+use crate::want::Want;
+use crate::{llama, qwen3_5_moe};
+use checkpoint::Meta;
+use device::{Rows, View};
+use memory::KvSpec;
+use smallvec::SmallVec;
+use state::Decl;
+use weights::ExpertSource;
+
+/// What is the same to say of every model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spec {
+    /// Architecture, as the file names it.
+    pub arch: String,
+    /// Layers.
+    pub n_layers: u32,
+    /// Width of the residual stream.
+    pub hidden: u32,
+    /// Length of the vocabulary.
+    pub vocab: u32,
+    /// Positions it was trained for.
+    pub context: u32,
+    /// Routed experts of a layer and how many a row uses; `None` for dense models.
+    pub experts: Option<(u32, u32)>,
+    /// Layers of the multi-token predictor.
+    pub mtp_layers: u32,
+}
+
+/// What a row carries from layer to layer.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct CarrySpec {
+    /// Residual streams.
+    pub streams: u32,
+    /// Width of each.
+    pub width: u32,
+}
+
+/// A step's rows between layers.
+#[derive(Clone, Debug)]
+pub struct Carry {
+    /// Residual streams, f32 `[rows, H]` each.
+    pub streams: SmallVec<[View; 4]>,
+}
+
+impl Carry {
+    /// Rows `first .. first + n` of every stream.
+    pub fn rows(&self, first: u32, n: u32) -> Carry {
+        Carry { streams: self.streams.iter().map(|s| s.rows(first, n)).collect() }
+    }
+}
+
+/// An architecture with its configuration.
+pub trait Family: Send + Sync {
+    /// What it is.
+    fn spec(&self) -> &Spec;
+    /// Parameters it needs, by number.
+    fn tensors(&self) -> &[Want];
+    /// What a sequence keeps, with `kv` for each layer's history.
+    fn state(&self, kv: &[KvSpec]) -> Vec<Decl>;
+    /// Writes the configuration as GGUF keys, with the architecture's name there.
+    fn export(&self, out: &mut Meta);
+    /// What a row carries between layers.
+    fn carry(&self) -> CarrySpec {
+        CarrySpec { streams: 1, width: self.spec().hidden }
+    }
+    /// Token ids to the residual streams.
+    fn embed(&self, cx: &mut Cx, r: &Rows, x: &mut Carry) -> Result<()>;
+    /// Attention or recurrence of layer `l`, over at most a chunk of rows.
+    fn mix(&self, cx: &mut Cx, l: u32, r: &Rows, x: &mut Carry) -> Result<()>;
+    /// Feed-forward of layer `l`, over any number of rows.
+    fn ffn(&self, cx: &mut Cx, l: u32, r: &Rows, x: &mut Carry, ex: &mut dyn ExpertSource) -> Result<()>;
+    /// The rows that `pick` names, to `logits` `[m, vocab]`.
+    fn head(&self, cx: &mut Cx, r: &Rows, pick: View, x: &Carry, logits: View) -> Result<()>;
+}
+
+/// Architectures by the name a GGUF file has for them, then by `model_type`.
+const SUPPORTED: [&str; 4] = ["llama", "qwen2", "qwen35moe", "qwen3_5_moe"];
+
+/// Names of the architectures that can be opened.
+pub fn supported() -> &'static [&'static str] {
+    &SUPPORTED
+}
+
+/// The family of a checkpoint.
+///
+/// # Errors
+/// [`Error::UnknownArchitecture`], and whatever is wrong with the configuration.
+pub fn open(meta: &Meta) -> Result<Box<dyn Family>> {
+    let keys = Keys::new(meta)?;
+    match keys.arch() {
+        "llama" | "qwen2" => Ok(Box::new(llama::Llama::new(&keys)?)),
+        "qwen35moe" | "qwen3_5_moe" => Ok(Box::new(qwen3_5_moe::Qwen35Moe::new(&keys)?)),
+        other => Err(Error::UnknownArchitecture { found: other.to_string(), supported: SUPPORTED.to_vec() }),
+    }
+}

@@ -1,0 +1,193 @@
+//! What a family needs from a checkpoint: each parameter with its names in both kinds of file.
+
+use memory::Component;
+use std::sync::Arc;
+use weights::{Canon, Proj, Role, WId};
+
+/// One name a parameter may go by.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Tensor name. `~` stands for the root of the language model (`model.`, `model.language_model.`, ...), `{e}` for
+    /// the number of an expert.
+    pub name: String,
+    /// How the parameter lies in it.
+    pub shape: Lies,
+    /// What makes it canonical.
+    pub canon: Canon,
+}
+
+/// How a parameter lies in a tensor.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Lies {
+    /// It is the tensor.
+    Whole,
+    /// Half 0 or 1 of every expert's rows.
+    Half(u8),
+    /// One tensor per expert.
+    Each,
+}
+
+/// How the canonical parameter is rearranged when it is written to a GGUF file.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub enum Export {
+    /// As it is.
+    Same,
+    /// Rows of each head from half pairing to adjacent pairing of rope.
+    AdjacentRope {
+        /// Heads the rows are cut into.
+        heads: u32,
+    },
+    /// Value heads from grouped (`j / (n_v / n_k)` is the key head) to tiled (`j % n_k` is), for rows (or elements) from
+    /// `skip` on, `each` per head.
+    TileRows {
+        /// Rows left alone at the start.
+        skip: u32,
+        /// Key heads.
+        n_k: u32,
+        /// Value heads.
+        n_v: u32,
+        /// Rows of one value head.
+        each: u32,
+    },
+    /// The same for columns.
+    TileCols {
+        /// Key heads.
+        n_k: u32,
+        /// Value heads.
+        n_v: u32,
+        /// Columns of one value head.
+        each: u32,
+    },
+    /// As what these unscaled frequencies must be divided by; left out where that is 1 throughout.
+    Divisors {
+        /// `theta^(-2i/dims)`.
+        theta: f32,
+        /// Rotating columns.
+        dims: u32,
+    },
+}
+
+/// A parameter that a family needs.
+#[derive(Clone, Debug)]
+pub struct Want {
+    /// The family's number for it.
+    pub id: WId,
+    /// Names in a GGUF file, most usual first; also the name it is exported by.
+    pub gguf: Vec<Place>,
+    /// Names in safetensors files.
+    pub hf: Vec<Place>,
+    /// Shape, slowest dimension first, without dimensions of 1.
+    pub shape: Vec<u64>,
+    /// What it comes and goes with.
+    pub component: Component,
+    /// How it is used.
+    pub role: Role,
+    /// Whether the model works without it.
+    pub optional: bool,
+    /// What it is where no file has it.
+    pub fallback: Option<Arc<[f32]>>,
+    /// What writing it to a GGUF does.
+    pub export: Export,
+}
+
+/// Collects the parameters of a family, and numbers them.
+#[derive(Debug, Default)]
+pub struct Wants(Vec<Want>);
+
+impl Wants {
+    /// Everything collected.
+    pub fn finish(self) -> Vec<Want> {
+        self.0
+    }
+    fn push(&mut self, component: Component, role: Role, shape: Vec<u64>, gguf: Vec<Place>, hf: Vec<Place>) -> WId {
+        let id = WId(self.0.len() as u32);
+        let (optional, fallback, export) = (false, None, Export::Same);
+        self.0.push(Want { id, gguf, hf, shape, component, role, optional, fallback, export });
+        id
+    }
+    /// A matrix `[n, k]`.
+    pub fn mat(&mut self, c: Component, n: u32, k: u32, gguf: impl Into<String>, hf: impl Into<String>) -> WId {
+        self.push(c, Role::Matrix, vec![n as u64, k as u64], vec![whole(gguf)], vec![whole(hf)])
+    }
+    /// A vector of `n`.
+    pub fn vec(&mut self, c: Component, n: u32, gguf: impl Into<String>, hf: impl Into<String>) -> WId {
+        self.vec_as(c, n, gguf, hf, Canon::Same)
+    }
+    /// A vector of `n` that safetensors files store in another way.
+    pub fn vec_as(
+        &mut self,
+        c: Component,
+        n: u32,
+        gguf: impl Into<String>,
+        hf: impl Into<String>,
+        canon: Canon,
+    ) -> WId {
+        let hf = Place { canon, ..whole(hf) };
+        self.push(c, Role::Vector, vec![n as u64], vec![whole(gguf)], vec![hf])
+    }
+    /// A small table `[n, k]`, used as a vector.
+    pub fn table(&mut self, c: Component, n: u32, k: u32, gguf: impl Into<String>, hf: impl Into<String>) -> WId {
+        self.push(c, Role::Vector, vec![n as u64, k as u64], vec![whole(gguf)], vec![whole(hf)])
+    }
+    /// Rope frequencies: those of the configuration, divided by a GGUF file's table where it has one.
+    pub fn rope(&mut self, c: Component, freqs: Arc<[f32]>, theta: f32) -> WId {
+        let dims = 2 * freqs.len() as u32;
+        let divisors = Place { canon: Canon::DivisorsOf(freqs.clone()), ..whole("rope_freqs.weight") };
+        let id = self.push(c, Role::Vector, vec![freqs.len() as u64], vec![divisors], vec![]);
+        self.last(|w| w.fallback = Some(freqs.clone()));
+        self.export(Export::Divisors { theta, dims });
+        id
+    }
+    /// One matrix of all routed experts, `[count, n, k]`.
+    pub fn experts(&mut self, c: Component, x: Experts, gguf: &str, hf: &str) -> WId {
+        let (gate_up, stacked) = match x.proj {
+            Proj::Gate => (Some(0), "gate"),
+            Proj::Up => (Some(1), "up"),
+            Proj::Down => (None, "down"),
+        };
+        let place = |name: String, shape| Place { name, shape, canon: Canon::Same };
+        let mut in_gguf = vec![place(format!("{gguf}.ffn_{stacked}_exps.weight"), Lies::Whole)];
+        let mut in_hf = vec![place(format!("{hf}.experts.{{e}}.{stacked}_proj.weight"), Lies::Each)];
+        match gate_up {
+            Some(half) => {
+                in_gguf.push(place(format!("{gguf}.ffn_gate_up_exps.weight"), Lies::Half(half)));
+                in_hf.push(place(format!("{hf}.experts.gate_up_proj"), Lies::Half(half)));
+            }
+            None => in_hf.push(place(format!("{hf}.experts.down_proj"), Lies::Whole)),
+        }
+        let shape = vec![x.count as u64, x.n as u64, x.k as u64];
+        self.push(c, Role::Experts { layer: x.layer, proj: x.proj, count: x.count }, shape, in_gguf, in_hf)
+    }
+    fn last(&mut self, f: impl FnOnce(&mut Want)) {
+        if let Some(w) = self.0.last_mut() {
+            f(w);
+        }
+    }
+    /// Marks the last parameter as one the model works without.
+    pub fn optional(&mut self) {
+        self.last(|w| w.optional = true);
+    }
+    /// Sets what exporting the last parameter does.
+    pub fn export(&mut self, e: Export) {
+        self.last(|w| w.export = e);
+    }
+}
+
+/// Geometry of one matrix of the routed experts.
+#[derive(Copy, Clone, Debug)]
+pub struct Experts {
+    /// The layer they serve.
+    pub layer: u32,
+    /// Which matrix.
+    pub proj: Proj,
+    /// Experts.
+    pub count: u32,
+    /// Output features.
+    pub n: u32,
+    /// Input features.
+    pub k: u32,
+}
+
+fn whole(name: impl Into<String>) -> Place {
+    Place { name: name.into(), shape: Lies::Whole, canon: Canon::Same }
+}

@@ -1,0 +1,119 @@
+//! A parameter matched to its bytes. After this, nobody can ask which container a weight came from.
+
+use checkpoint::{ByteRange, DType};
+use memory::Component;
+use std::sync::Arc;
+
+/// A family's number for one of its parameters.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WId(pub u32);
+
+/// The three matrices of a routed expert.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Proj {
+    /// `[I, H]`.
+    Gate,
+    /// `[I, H]`.
+    Up,
+    /// `[H, I]`.
+    Down,
+}
+
+/// How a parameter is used.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A matrix, kept in the file's own bytes.
+    Matrix,
+    /// A small tensor, canonicalised to f32.
+    Vector,
+    /// One matrix of every routed expert.
+    Experts {
+        /// The layer they serve; a predictor's layer has the number behind the last.
+        layer: u32,
+        /// Which matrix.
+        proj: Proj,
+        /// How many experts.
+        count: u32,
+    },
+}
+
+/// What turns a stored vector into the canonical one.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Canon {
+    /// Nothing.
+    Same,
+    /// `1 + w`: norms stored around zero.
+    PlusOne,
+    /// `-exp(w)`: the decay of recurrent layers stored as its logarithm.
+    NegExp,
+    /// `base / w`: rope frequencies stored as divisors.
+    DivisorsOf(Arc<[f32]>),
+}
+
+impl Canon {
+    /// Applies it in place.
+    pub fn apply(&self, w: &mut [f32]) {
+        match self {
+            Canon::Same => {}
+            Canon::PlusOne => w.iter_mut().for_each(|x| *x += 1.0),
+            Canon::NegExp => w.iter_mut().for_each(|x| *x = -x.exp()),
+            Canon::DivisorsOf(base) => w.iter_mut().zip(base.iter()).for_each(|(x, b)| *x = b / *x),
+        }
+    }
+}
+
+/// Where the bytes are.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Data {
+    /// A whole tensor, or (for experts) a stack with equal steps inside one.
+    Whole {
+        /// The tensor.
+        range: ByteRange,
+        /// Byte in it where the matrix (of expert 0) begins.
+        first: u64,
+        /// Bytes from expert to expert; 0 where there is only one.
+        step: u64,
+    },
+    /// One tensor per expert.
+    Each(Vec<ByteRange>),
+    /// No file at all: values that follow from the configuration.
+    Values(Arc<[f32]>),
+}
+
+/// A parameter with its bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bound {
+    /// The family's number.
+    pub id: WId,
+    /// Name in reports.
+    pub name: Arc<str>,
+    /// What it comes and goes with.
+    pub component: Component,
+    /// How it is used.
+    pub role: Role,
+    /// Output features of (one expert's) matrix; 1 for vectors.
+    pub n: u32,
+    /// Input features; elements of a vector.
+    pub k: u32,
+    /// Element type in the file.
+    pub dtype: DType,
+    /// Where the bytes are.
+    pub data: Data,
+    /// For vectors.
+    pub canon: Canon,
+}
+
+impl Bound {
+    /// Bytes of one matrix (of one expert), or of the vector, in the file's type.
+    pub fn matrix_bytes(&self) -> u64 {
+        self.dtype.row_bytes(self.k as u64).unwrap_or(0) * self.n as u64
+    }
+    /// Bytes this parameter takes when loaded. Vectors are f32 then.
+    pub fn loaded_bytes(&self) -> u64 {
+        match self.role {
+            Role::Matrix => self.matrix_bytes(),
+            Role::Vector => self.n as u64 * self.k as u64 * 4,
+            Role::Experts { count, .. } => self.matrix_bytes() * count as u64,
+        }
+    }
+}
