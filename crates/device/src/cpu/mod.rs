@@ -4,6 +4,7 @@
 //! once over them. The set is chosen when the device is made. No file names both a format and an op.
 
 mod embed;
+mod experts;
 mod isa;
 mod linear;
 mod mat;
@@ -97,7 +98,7 @@ impl Kernels for CpuKernels {
         match op {
             Op::Embed { .. } => 0,
             Op::Linear { x, w, .. } => linear::scratch(x, w),
-            Op::ExpertGroup { .. } => 0,
+            Op::ExpertGroup { mid, h, e, part, .. } => experts::scratch(mid, h, e, *part),
             Op::RmsNorm { .. } => 0,
             Op::Rope { .. } => 0,
             Op::Gate { .. } => 0,
@@ -119,7 +120,9 @@ impl Kernels for CpuKernels {
         match op {
             Op::Embed { out, table, ids } => embed::embed(cx, out, table, ids),
             Op::Linear { out, x, w, bias, add, .. } => linear::linear(cx, out, x, w, bias.as_ref(), *add),
-            Op::ExpertGroup { .. } => borrowed(),
+            Op::ExpertGroup { dst, mid, h, routed, e, pick, part, .. } => {
+                experts::expert_group(cx, &experts::Group { dst, mid, h, routed, e, pick, part: *part })
+            }
             Op::RmsNorm { .. } => borrowed(),
             Op::Rope { .. } => borrowed(),
             Op::Gate { .. } => borrowed(),
