@@ -3,11 +3,11 @@
 //! What differs between instruction sets are tile decoders and a few inner loops, one file per set; an op is written
 //! once over them. The set is chosen when the device is made. No file names both a format and an op.
 
+mod chain;
 mod history;
 mod isa;
 mod lanes;
 pub mod pool;
-mod product;
 #[allow(dead_code, reason = "used by the ops as they move here")]
 mod ptr;
 mod recurrent;

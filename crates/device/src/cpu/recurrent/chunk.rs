@@ -14,8 +14,8 @@
 use super::delta::Delta;
 use super::runs::Run;
 use crate::cpu::Isa;
+use crate::cpu::chain::Product;
 use crate::cpu::lanes::{Lanes, Work, dispatch};
-use crate::cpu::product::Product;
 
 /// Rows of a chunk.
 const CHUNK: usize = 64;
