@@ -24,14 +24,17 @@ fn values(n: usize) -> Vec<f32> {
 
 fn meta() -> Meta {
     let mut m = Meta::gguf();
-    m.set("general.architecture", "llama")
+    m.set("gone", 1u8)
+        .set("general.architecture", "llama")
         .set("llama.block_count", 2u32)
         .set("split.count", 3u16)
         .set("tokens", vec!["a", "b"])
         .set("none", Vec::<f32>::new())
-        .set("gone", 1u8)
         .set("llama.block_count", 4u32);
+    // The keys after a removed one are still found.
     m.remove("gone");
+    m.remove("gone");
+    assert_eq!(m.u32("llama.block_count").unwrap(), Some(4));
     m
 }
 
@@ -60,7 +63,8 @@ fn a_written_gguf_opens_and_holds_the_same() {
         let mut have = vec![0.0; want.len()];
         c.read_f32(got, 0, got.shape[0], &mut have).unwrap();
         let worst = want.iter().zip(&have).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        assert!(worst < 0.08, "{}: {worst}", t.name);
+        // Values between -1 and 1: a four-bit step over them is 2/15, rounding leaves half of one and a little for the six-bit scales.
+        assert!(worst < 0.1, "{}: {worst}", t.name);
     }
 }
 

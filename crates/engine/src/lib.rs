@@ -1,1 +1,19 @@
 //! The planner, the executor, the sampler, generation. No wire formats.
+//!
+//! [`open::Model`] is a checkpoint that was opened, planned and loaded; [`generate`] answers one request on it.
+//! [`plan`] counts bytes with a dry run of the same pass that [`Executor`] carries out.
+
+mod error;
+mod executor;
+mod generate;
+pub mod machine;
+pub mod open;
+pub mod plan;
+mod sampler;
+
+pub use error::{Error, Result};
+pub use executor::{Executor, Wanted};
+pub use generate::{Answer, Event, Finish, Request, generate};
+pub use open::{Model, OpenOptions};
+pub use plan::{Ask, Backend, Refusal, plan};
+pub use sampler::{Choice, Logprob, Sampler, Sampling, argmax};

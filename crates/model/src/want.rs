@@ -28,7 +28,7 @@ pub enum Lies {
 }
 
 /// How the canonical parameter is rearranged when it is written to a GGUF file.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq)]
 pub enum Export {
     /// As it is.
     Same,
@@ -57,6 +57,13 @@ pub enum Export {
         n_v: u32,
         /// Columns of one value head.
         each: u32,
+    },
+    /// As what these unscaled frequencies must be divided by; left out where that is 1 throughout.
+    Divisors {
+        /// `theta^(-2i/dims)`.
+        theta: f32,
+        /// Rotating columns.
+        dims: u32,
     },
 }
 
@@ -118,15 +125,21 @@ impl Wants {
         let hf = Place { canon, ..whole(hf) };
         self.push(c, Role::Vector, vec![n as u64], vec![whole(gguf)], vec![hf])
     }
+    /// A small table `[n, k]`, used as a vector.
+    pub fn table(&mut self, c: Component, n: u32, k: u32, gguf: impl Into<String>, hf: impl Into<String>) -> WId {
+        self.push(c, Role::Vector, vec![n as u64, k as u64], vec![whole(gguf)], vec![whole(hf)])
+    }
     /// Rope frequencies: those of the configuration, divided by a GGUF file's table where it has one.
-    pub fn rope(&mut self, c: Component, freqs: Arc<[f32]>) -> WId {
+    pub fn rope(&mut self, c: Component, freqs: Arc<[f32]>, theta: f32) -> WId {
+        let dims = 2 * freqs.len() as u32;
         let divisors = Place { canon: Canon::DivisorsOf(freqs.clone()), ..whole("rope_freqs.weight") };
         let id = self.push(c, Role::Vector, vec![freqs.len() as u64], vec![divisors], vec![]);
         self.last(|w| w.fallback = Some(freqs.clone()));
+        self.export(Export::Divisors { theta, dims });
         id
     }
     /// One matrix of all routed experts, `[count, n, k]`.
-    pub fn experts(&mut self, layer: Component, x: Experts, gguf: &str, hf: &str) -> WId {
+    pub fn experts(&mut self, c: Component, x: Experts, gguf: &str, hf: &str) -> WId {
         let (gate_up, stacked) = match x.proj {
             Proj::Gate => (Some(0), "gate"),
             Proj::Up => (Some(1), "up"),
@@ -143,7 +156,7 @@ impl Wants {
             None => in_hf.push(place(format!("{hf}.experts.down_proj"), Lies::Whole)),
         }
         let shape = vec![x.count as u64, x.n as u64, x.k as u64];
-        self.push(layer, Role::Experts { proj: x.proj, count: x.count }, shape, in_gguf, in_hf)
+        self.push(c, Role::Experts { layer: x.layer, proj: x.proj, count: x.count }, shape, in_gguf, in_hf)
     }
     fn last(&mut self, f: impl FnOnce(&mut Want)) {
         if let Some(w) = self.0.last_mut() {
@@ -163,6 +176,8 @@ impl Wants {
 /// Geometry of one matrix of the routed experts.
 #[derive(Copy, Clone, Debug)]
 pub struct Experts {
+    /// The layer they serve.
+    pub layer: u32,
     /// Which matrix.
     pub proj: Proj,
     /// Experts.

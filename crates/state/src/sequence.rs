@@ -65,4 +65,9 @@ impl Sequences {
     pub fn iter(&self) -> impl Iterator<Item = &Sequence> {
         self.held.iter().flatten()
     }
+    /// The open sequences with their places.
+    #[cfg(test)]
+    pub fn places(&self) -> impl Iterator<Item = (u32, &Sequence)> {
+        (0..).zip(&self.held).filter_map(|(i, s)| Some((i, s.as_ref()?)))
+    }
 }

@@ -28,6 +28,8 @@ pub enum Role {
     Vector,
     /// One matrix of every routed expert.
     Experts {
+        /// The layer they serve; a predictor's layer has the number behind the last.
+        layer: u32,
         /// Which matrix.
         proj: Proj,
         /// How many experts.

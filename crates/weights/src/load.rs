@@ -116,10 +116,7 @@ impl Weights {
             let slot = match b.role {
                 Role::Matrix => Slot::Mat(first),
                 Role::Vector => Slot::Vec(buf),
-                Role::Experts { proj, count } => {
-                    let Component::Experts(layer) = b.component else {
-                        return Err(unusable(b, "experts outside an expert component"));
-                    };
+                Role::Experts { layer, proj, count } => {
                     let set = MatSet { first, step: [step, 0, 0, 0], slots: count };
                     sets.entry(layer).or_default().push((proj, set));
                     Slot::Experts

@@ -4,25 +4,29 @@
 //! once over them. The set is chosen when the device is made. No file names both a format and an op.
 
 mod chain;
+mod embed;
 mod history;
 mod isa;
 mod lanes;
+mod linear;
+mod mat;
 pub mod pool;
-#[allow(dead_code, reason = "used by the ops as they move here")]
+mod product;
 mod ptr;
 mod recurrent;
 mod rows;
 mod span;
 
 use crate::device::Caps;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::HostMemory;
 use crate::host_device::{HostDevice, Kernels};
 use crate::op::Op;
 use crate::reference::ReferenceKernels;
-use crate::view::Buf;
+use crate::view::{Buf, View};
 use memory::RegionSizes;
 use pool::Pool;
+use ptr::Ptr;
 
 pub use isa::Isa;
 
@@ -52,6 +56,25 @@ struct Cx<'a> {
     scratch: Buf,
 }
 
+impl Cx<'_> {
+    /// Address of a checked `f32` view.
+    fn f32(&self, v: &View) -> Result<Ptr<f32>> {
+        aligned(self.mem.ptr_mut(&v.buf)?.cast())
+    }
+    /// Address of a checked `i32` view.
+    fn i32(&self, v: &View) -> Result<Ptr<i32>> {
+        aligned(self.mem.ptr_mut(&v.buf)?.cast())
+    }
+    /// Address of floats that are only read, at any alignment.
+    fn floats(&self, b: &Buf) -> Result<Ptr<f32>> {
+        Ok(Ptr::of(self.mem.ptr(b)?.cast()))
+    }
+}
+
+fn aligned<T>(p: *mut T) -> Result<Ptr<T>> {
+    if p.is_aligned() { Ok(Ptr::new(p)) } else { Err(Error::BadBuf) }
+}
+
 impl Cpu {
     /// A device with workspace of these sizes.
     ///
@@ -79,7 +102,7 @@ impl Kernels for CpuKernels {
     fn scratch(op: &Op, caps: &Caps) -> u64 {
         match op {
             Op::Embed { .. } => 0,
-            Op::Linear { .. } => 0,
+            Op::Linear { x, w, .. } => linear::scratch(x, w),
             Op::ExpertGroup { .. } => 0,
             Op::RmsNorm { .. } => 0,
             Op::Rope { .. } => 0,
@@ -100,8 +123,8 @@ impl Kernels for CpuKernels {
         // Every op gets an arm of its own; what still borrows the reference's code says so here.
         let borrowed = || ReferenceKernels.execute(mem, op, scratch);
         match op {
-            Op::Embed { .. } => borrowed(),
-            Op::Linear { .. } => borrowed(),
+            Op::Embed { out, table, ids } => embed::embed(cx, out, table, ids),
+            Op::Linear { out, x, w, bias, add, .. } => linear::linear(cx, out, x, w, bias.as_ref(), *add),
             Op::ExpertGroup { .. } => borrowed(),
             Op::RmsNorm { out, x, w, eps } => rows::rms_norm(cx, out, x, w.as_ref(), *eps),
             Op::Rope { x, pos, rope } => rows::rope(cx, x, pos, rope),

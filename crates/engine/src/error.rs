@@ -1,0 +1,76 @@
+//! What can go wrong while a model answers.
+
+/// Errors of the engine.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A request parameter out of its range.
+    #[error("{name} is {value}; allowed is {range}")]
+    BadParameter {
+        /// Which.
+        name: &'static str,
+        /// What it is.
+        value: String,
+        /// What it may be.
+        range: String,
+    },
+    /// The model's logits hold NaN, or nothing above negative infinity.
+    #[error("the model produced logits that are not numbers")]
+    BadLogits,
+    /// The prompt leaves no room for an answer.
+    #[error(
+        "the prompt has {prompt} tokens and the context {context}; shorten it or raise --context (the model allows {most})"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: u32,
+        /// Positions there are.
+        context: u32,
+        /// Positions the model was trained for.
+        most: u32,
+    },
+    /// An empty prompt.
+    #[error("the prompt has no tokens")]
+    EmptyPrompt,
+    /// A token id beyond the vocabulary.
+    #[error("token id {id} is beyond the vocabulary of {vocab}")]
+    BadToken {
+        /// The id.
+        id: u32,
+        /// Length of the vocabulary.
+        vocab: u32,
+    },
+    /// The model has no tokenizer and text was asked for.
+    #[error("{0} has no tokenizer; only token ids can be used with it")]
+    NoTokenizer(String),
+    /// The caller cancelled.
+    #[error("cancelled")]
+    Cancelled,
+    /// The plan does not fit.
+    #[error("{0}")]
+    Refused(#[from] crate::plan::Refusal),
+    /// The file.
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    /// The text side.
+    #[error(transparent)]
+    Text(#[from] text::Error),
+    /// The model.
+    #[error(transparent)]
+    Model(#[from] model::Error),
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] device::Error),
+    /// The weights.
+    #[error(transparent)]
+    Weights(#[from] weights::Error),
+    /// The sequences' state.
+    #[error(transparent)]
+    State(#[from] state::Error),
+    /// The budget.
+    #[error(transparent)]
+    OverBudget(#[from] memory::OverBudget),
+}
+
+/// Result of engine calls.
+pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,0 +1,256 @@
+//! The executor: carries out steps, decides nothing.
+//!
+//! A pass is embed, then for each layer `mix` and `ffn`, then the head for the rows that are asked for. Decode passes
+//! of models whose experts are resident run inside a device graph, which forbids the host to touch the device in them.
+
+use crate::error::{Error, Result};
+use crate::plan::limits;
+use checkpoint::Checkpoint;
+use device::{Act, Device, GraphKey, Region, RowClass, Rows, View};
+use memory::{Class, Component, Ledger, Plan, Residency, Tier};
+use model::{Carry, Cx, Family};
+use state::{SeqId, Span, State};
+use std::sync::atomic::{AtomicBool, Ordering};
+use weights::{Bound, ExpertSource, Progress, Resident, Weights};
+
+/// The operands of one pass over a step's rows.
+pub(crate) struct Pass<'a> {
+    pub family: &'a dyn Family,
+    pub resident: &'a Resident,
+    pub state: &'a State,
+    pub rows: &'a Rows,
+    /// `i32[m, 1]` indices of the rows whose logits are wanted.
+    pub pick: Option<View>,
+    /// Whether the pass may be captured.
+    pub graph: bool,
+}
+
+/// Runs a pass; returns the logits `[m, vocab]`, read back, or `None` where no rows are picked or nothing can be read
+/// (dry runs).
+pub(crate) fn pass(dev: &mut dyn Device, p: Pass, experts: &mut dyn ExpertSource) -> Result<Option<Vec<f32>>> {
+    let spec = p.family.spec();
+    dev.scope(Region::Step, |dev| {
+        let carry = p.family.carry();
+        let streams = (0..carry.streams)
+            .map(|_| dev.take(Region::Step, Act::F32, p.rows.n, carry.width))
+            .collect::<Result<_, _>>()?;
+        let mut x = Carry { streams };
+        let logits = p.pick.map(|v| dev.take(Region::Step, Act::F32, v.rows, spec.vocab)).transpose()?;
+        let key = GraphKey { rows: p.rows.n, seqs: p.rows.seqs };
+        let mut body = |dev: &mut dyn Device| layers(dev, &p, &mut x, logits, experts);
+        if p.graph { dev.graph(key, &mut body) } else { body(dev) }?;
+        match logits.map(|l| dev.read_f32(l)).transpose() {
+            Err(device::Error::Dry) => Ok(None),
+            other => Ok(other?),
+        }
+    })
+}
+
+fn layers(
+    dev: &mut dyn Device,
+    p: &Pass,
+    x: &mut Carry,
+    logits: Option<View>,
+    experts: &mut dyn ExpertSource,
+) -> Result<()> {
+    let mut cx = Cx { dev, w: p.resident, st: p.state };
+    p.family.embed(&mut cx, p.rows, x)?;
+    for l in 0..p.family.spec().n_layers {
+        p.family.mix(&mut cx, l, p.rows, x)?;
+        p.family.ffn(&mut cx, l, p.rows, x, experts)?;
+    }
+    if let (Some(pick), Some(logits)) = (p.pick, logits) {
+        p.family.head(&mut cx, p.rows, pick, x, logits)?;
+    }
+    Ok(())
+}
+
+/// Which rows of a prefill give logits.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The last one.
+    Last,
+    /// Every one.
+    All,
+}
+
+/// A loaded model: weights, state and device.
+pub struct Executor {
+    family: Box<dyn Family>,
+    weights: Weights,
+    /// Takes the place of the weights' own source of experts, in tests of arrival order.
+    arrivals: Option<Box<dyn ExpertSource + Send>>,
+    state: State,
+    dev: Box<dyn Device>,
+    ledger: Ledger,
+    plan: Plan,
+    /// `i32[rows, 1]` at a fixed address: which rows give logits.
+    pick: View,
+}
+
+impl Executor {
+    /// Loads what the plan says is resident.
+    ///
+    /// # Errors
+    /// Those of file, device and budget.
+    pub fn load(
+        family: Box<dyn Family>,
+        ck: &Checkpoint,
+        bounds: &[Bound],
+        plan: Plan,
+        mut dev: Box<dyn Device>,
+        on_progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self> {
+        let ledger = Ledger::new(&[(Tier::Host, plan.guard)]);
+        let leased = |c: Component| plan.weights.iter().any(|w| w.component == c && w.residency == Residency::Leased);
+        let weights = Weights::open(ck, bounds, |c| !leased(c), &ledger, dev.as_mut(), on_progress)?;
+        let state = State::new(&family.state(&plan.kv), limits(&plan), &ledger, dev.as_mut())?;
+        let rows = limits(&plan).rows;
+        let paid = ledger.reserve(Tier::Host, Class::Workspace, "row choice", rows as u64 * 4)?;
+        let pick = View::dense(dev.alloc(paid)?, Act::I32, rows, 1);
+        Ok(Executor { family, weights, arrivals: None, state, dev, ledger, plan, pick })
+    }
+    /// What it serves.
+    pub fn family(&self) -> &dyn Family {
+        self.family.as_ref()
+    }
+    /// The plan it keeps to.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+    /// The budget.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+    /// The device.
+    pub fn device(&mut self) -> &mut dyn Device {
+        self.dev.as_mut()
+    }
+    /// Hands experts out through another source from now on.
+    pub fn set_arrivals(&mut self, wrap: impl FnOnce(&weights::ResidentExperts) -> Box<dyn ExpertSource + Send>) {
+        self.arrivals = Some(wrap(self.weights.experts()));
+    }
+    /// A new, empty sequence.
+    ///
+    /// # Errors
+    /// When all places are taken.
+    pub fn open(&mut self) -> Result<SeqId> {
+        Ok(self.state.open()?)
+    }
+    /// Lets a sequence go.
+    pub fn close(&mut self, s: SeqId) -> Result<()> {
+        Ok(self.state.close(s)?)
+    }
+    /// Positions a sequence has.
+    pub fn len(&self, s: SeqId) -> Result<u32> {
+        Ok(self.state.len(s)?)
+    }
+
+    /// One step of class Few: each row appends to its sequence. Logits of every row, row by row.
+    ///
+    /// # Errors
+    /// Those of state and device; nothing is appended then.
+    pub fn decode(&mut self, rows: &[(SeqId, u32)]) -> Result<Vec<f32>> {
+        let spans: Vec<Span> = rows.iter().map(|(seq, id)| Span { seq: *seq, ids: std::slice::from_ref(id) }).collect();
+        let all = vec![1; rows.len()];
+        Ok(self.step(RowClass::Few, &spans, Wanted::All, &all)?.unwrap_or_default())
+    }
+
+    /// Several rows of one sequence in one pass of class Few; the caller says how many to keep once it has seen the
+    /// logits of all of them.
+    ///
+    /// # Errors
+    /// Those of state and device; nothing is appended then.
+    pub fn verify(&mut self, seq: SeqId, ids: &[u32], accept: impl FnOnce(&[f32]) -> u32) -> Result<Vec<f32>> {
+        self.run(RowClass::Few, &[Span { seq, ids }], Wanted::All, |logits| vec![accept(logits)])
+            .map(Option::unwrap_or_default)
+    }
+
+    /// Appends a prompt, chunk by chunk, looking at `cancel` between chunks. Logits as `wanted`.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] (chunks done stay), and those of state and device.
+    pub fn prefill(
+        &mut self,
+        seq: SeqId,
+        ids: &[u32],
+        wanted: Wanted,
+        cancel: &AtomicBool,
+        on_chunk: &mut dyn FnMut(usize),
+    ) -> Result<Vec<f32>> {
+        let mut logits = Vec::new();
+        let chunk = self.plan.chunk as usize;
+        let chunks = ids.len().div_ceil(chunk);
+        for (i, part) in ids.chunks(chunk).enumerate() {
+            if cancel.load(Ordering::Relaxed) {
+                return Err(Error::Cancelled);
+            }
+            let span = [Span { seq, ids: part }];
+            let wants_any = wanted == Wanted::All || i + 1 == chunks;
+            let all = [part.len() as u32];
+            let got = if wants_any {
+                self.step(RowClass::Many, &span, wanted, &all)?
+            } else {
+                self.step_silently(&span, &all)?
+            };
+            logits.extend(got.unwrap_or_default());
+            on_chunk(part.len());
+        }
+        Ok(logits)
+    }
+
+    fn step(&mut self, class: RowClass, spans: &[Span], wanted: Wanted, accepted: &[u32]) -> Result<Option<Vec<f32>>> {
+        self.run(class, spans, wanted, |_| accepted.to_vec())
+    }
+
+    fn step_silently(&mut self, spans: &[Span], accepted: &[u32]) -> Result<Option<Vec<f32>>> {
+        let append = self.state.reserve(self.dev.as_mut(), RowClass::Many, spans)?;
+        let rows = self.state.rows(&append, 0..append.n())?;
+        self.finish(append, rows, None, |_| accepted.to_vec())
+    }
+
+    fn run(
+        &mut self,
+        class: RowClass,
+        spans: &[Span],
+        wanted: Wanted,
+        accept: impl FnOnce(&[f32]) -> Vec<u32>,
+    ) -> Result<Option<Vec<f32>>> {
+        let append = self.state.reserve(self.dev.as_mut(), class, spans)?;
+        let rows = self.state.rows(&append, 0..append.n())?;
+        let picked: Vec<i32> = match wanted {
+            Wanted::All => (0..append.n() as i32).collect(),
+            Wanted::Last => vec![append.n() as i32 - 1],
+        };
+        let pick = self.pick.rows(0, picked.len() as u32);
+        self.dev.write_i32(pick, &picked)?;
+        self.finish(append, rows, Some(pick), accept)
+    }
+
+    fn finish(
+        &mut self,
+        append: state::Append,
+        rows: Rows,
+        pick: Option<View>,
+        accept: impl FnOnce(&[f32]) -> Vec<u32>,
+    ) -> Result<Option<Vec<f32>>> {
+        let (resident, own) = self.weights.split();
+        let graph = rows.class == RowClass::Few && self.arrivals.is_none();
+        let experts: &mut dyn ExpertSource = match &mut self.arrivals {
+            Some(a) => a.as_mut(),
+            None => own,
+        };
+        let p = Pass { family: self.family.as_ref(), resident, state: &self.state, rows: &rows, pick, graph };
+        match pass(self.dev.as_mut(), p, experts) {
+            Ok(logits) => {
+                let accepted = accept(logits.as_deref().unwrap_or_default());
+                self.state.commit(append, &accepted)?;
+                Ok(logits)
+            }
+            Err(e) => {
+                self.state.rollback(append)?;
+                Err(e)
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! From a source to a model that can answer: open, choose the family, bind, plan, load.
+
+use crate::error::{Error, Result};
+use crate::executor::Executor;
+use crate::plan::{Ask, Backend, plan};
+use crate::sampler::Sampling;
+use checkpoint::{Checkpoint, Container, Meta, Source};
+use device::{Cpu, CpuOptions, Device, Reference};
+use memory::Plan;
+use model::Family;
+use text::{GgufVocab, HfFiles, Tokenizer};
+use weights::{Bound, Progress};
+
+/// The backend to run on.
+#[derive(Clone, Debug)]
+pub enum On {
+    /// The f32 reference.
+    Reference,
+    /// The CPU kernels.
+    Cpu(CpuOptions),
+}
+
+impl Default for On {
+    fn default() -> Self {
+        On::Cpu(CpuOptions::default())
+    }
+}
+
+impl On {
+    fn backend(&self) -> Result<Backend> {
+        use device::host_device::Kernels;
+        Ok(match self {
+            On::Reference => Backend {
+                scratch: <device::reference::ReferenceKernels as Kernels>::scratch,
+                caps: Reference::caps_of(),
+            },
+            On::Cpu(o) => Backend { scratch: <device::cpu::CpuKernels as Kernels>::scratch, caps: Cpu::caps_of(o)? },
+        })
+    }
+    fn device(&self, plan: &Plan) -> Result<Box<dyn Device>> {
+        Ok(match self {
+            On::Reference => Box::new(Reference::new(plan.workspace)?),
+            On::Cpu(o) => Box::new(Cpu::new(o.clone(), plan.workspace)?),
+        })
+    }
+}
+
+/// What to open a model with.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// What is asked of the plan.
+    pub ask: Ask,
+    /// The backend.
+    pub on: On,
+}
+
+/// A checkpoint with its family and its parameters matched: everything that can be known without reading a weight.
+pub struct Opened {
+    /// The file.
+    pub ck: Checkpoint,
+    /// The architecture.
+    pub family: Box<dyn Family>,
+    /// Its parameters.
+    pub bounds: Vec<Bound>,
+}
+
+impl Opened {
+    /// Opens a source.
+    ///
+    /// # Errors
+    /// Those of the file, its configuration and its tensors.
+    pub fn open(source: impl Into<Source>) -> Result<Self> {
+        let ck = Checkpoint::open(source)?;
+        let family = model::open(ck.meta())?;
+        let bounds = model::bind(family.as_ref(), &ck)?;
+        Ok(Opened { ck, family, bounds })
+    }
+}
+
+/// A model that can answer.
+pub struct Model {
+    /// Weights, state and device.
+    pub exec: Executor,
+    /// Its tokenizer, where the checkpoint has one.
+    pub tokenizer: Option<Tokenizer>,
+    /// How it likes to be sampled.
+    pub sampling: Sampling,
+    /// What to call it.
+    pub name: String,
+}
+
+impl Model {
+    /// Opens, plans and loads.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the file, the plan or the machine.
+    pub fn open(source: impl Into<Source>, how: &OpenOptions, on_progress: &mut dyn FnMut(Progress)) -> Result<Self> {
+        let Opened { ck, family, bounds } = Opened::open(source)?;
+        let plan = plan(family.as_ref(), &bounds, &how.ask, &how.on.backend()?)?;
+        let dev = how.on.device(&plan)?;
+        let tokenizer = tokenizer(ck.meta())?;
+        let (sampling, name) = (defaults(ck.meta())?, name(ck.meta()));
+        let exec = Executor::load(family, &ck, &bounds, plan, dev, on_progress)?;
+        Ok(Model { exec, tokenizer, sampling, name })
+    }
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// [`Error::NoTokenizer`].
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.as_ref().ok_or_else(|| Error::NoTokenizer(self.name.clone()))
+    }
+}
+
+/// What to call a checkpoint.
+pub fn name(meta: &Meta) -> String {
+    let named = meta.str("general.name").ok().flatten().map(str::to_string);
+    let dir = meta.hf().and_then(|h| h.dir()).and_then(|d| d.file_name()).map(|n| n.to_string_lossy().into_owned());
+    named.or(dir).unwrap_or_else(|| meta.file().to_string())
+}
+
+/// The tokenizer of a checkpoint, `None` where it has none.
+///
+/// # Errors
+/// Those of the text side, naming the key or the file.
+pub fn tokenizer(meta: &Meta) -> Result<Option<Tokenizer>> {
+    match meta.container() {
+        Container::Gguf => gguf_tokenizer(meta),
+        Container::Hf => hf_tokenizer(meta),
+    }
+}
+
+fn gguf_tokenizer(meta: &Meta) -> Result<Option<Tokenizer>> {
+    let key = |name: &str| format!("tokenizer.ggml.{name}");
+    let Some(model) = meta.str(&key("model"))? else { return Ok(None) };
+    let id = |name: &str| -> Result<Option<i64>> { Ok(meta.u32(&key(name))?.map(i64::from)) };
+    let types = meta.i32s(&key("token_type"))?.map(|t| t.into_iter().map(i64::from).collect());
+    let vocab = GgufVocab {
+        model,
+        pre: meta.str(&key("pre"))?,
+        tokens: meta.strs(&key("tokens"))?.unwrap_or_default(),
+        token_types: types,
+        scores: meta.f32s(&key("scores"))?,
+        merges: meta.strs(&key("merges"))?.unwrap_or_default(),
+        bos: id("bos_token_id")?,
+        eos: id("eos_token_id")?,
+        eot: id("eot_token_id")?,
+        eom: id("eom_token_id")?,
+        unk: id("unknown_token_id")?,
+        more_eog: Vec::new(),
+        add_bos: meta.bool(&key("add_bos_token"))?,
+        add_eos: meta.bool(&key("add_eos_token"))?,
+        add_space_prefix: meta.bool(&key("add_space_prefix"))?,
+    };
+    Ok(Some(Tokenizer::from_gguf(&vocab)?))
+}
+
+fn hf_tokenizer(meta: &Meta) -> Result<Option<Tokenizer>> {
+    let Some(hf) = meta.hf() else { return Ok(None) };
+    let Some(json) = hf.tokenizer_json()? else { return Ok(None) };
+    let bytes = |v: &Option<serde_json::Value>| v.as_ref().map(|v| v.to_string().into_bytes());
+    let (config, generation) = (bytes(&hf.tokenizer_config), bytes(&hf.generation));
+    let files = HfFiles {
+        tokenizer: &json,
+        config: config.as_deref(),
+        special_tokens_map: None,
+        generation_config: generation.as_deref(),
+    };
+    Ok(Some(Tokenizer::from_hf(&files)?))
+}
+
+/// How a checkpoint likes to be sampled: `general.sampling.*` of a GGUF file, `generation_config.json` beside
+/// safetensors, and what most servers do where it says nothing.
+///
+/// # Errors
+/// A key of the wrong type.
+pub fn defaults(meta: &Meta) -> Result<Sampling> {
+    let usual = Sampling { temperature: 0.8, top_k: 40, top_p: 0.95, ..Sampling::default() };
+    let key = |name: &str| format!("general.sampling.{name}");
+    if meta.container() == Container::Gguf {
+        if meta.entries().all(|(k, _)| !k.starts_with("general.sampling.")) {
+            return Ok(usual);
+        }
+        let plain = Sampling::default();
+        return Ok(Sampling {
+            temperature: meta.f32(&key("temp"))?.unwrap_or(plain.temperature),
+            top_k: meta.u32(&key("top_k"))?.unwrap_or(plain.top_k),
+            top_p: meta.f32(&key("top_p"))?.unwrap_or(plain.top_p),
+            min_p: meta.f32(&key("min_p"))?.unwrap_or(plain.min_p),
+            repetition_penalty: meta.f32(&key("penalty_repeat"))?.unwrap_or(plain.repetition_penalty),
+            ..plain
+        });
+    }
+    let Some(g) = meta.hf().and_then(|h| h.generation.as_ref()) else { return Ok(usual) };
+    let number = |name: &str| g.get(name).and_then(serde_json::Value::as_f64).map(|x| x as f32);
+    if g.get("do_sample").and_then(serde_json::Value::as_bool) == Some(false) {
+        return Ok(Sampling::greedy());
+    }
+    let names = ["temperature", "top_k", "top_p", "min_p"];
+    if names.iter().all(|n| number(n).is_none()) {
+        return Ok(usual);
+    }
+    let plain = Sampling::default();
+    Ok(Sampling {
+        temperature: number("temperature").unwrap_or(plain.temperature),
+        top_k: number("top_k").map_or(plain.top_k, |k| k.max(0.0) as u32),
+        top_p: number("top_p").unwrap_or(plain.top_p),
+        min_p: number("min_p").unwrap_or(plain.min_p),
+        repetition_penalty: number("repetition_penalty").unwrap_or(plain.repetition_penalty),
+        ..plain
+    })
+}
