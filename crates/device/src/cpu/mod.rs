@@ -3,20 +3,24 @@
 //! What differs between instruction sets are tile decoders and a few inner loops, one file per set; an op is written
 //! once over them. The set is chosen when the device is made. No file names both a format and an op.
 
+mod embed;
 mod isa;
+mod linear;
+mod mat;
 pub mod pool;
-#[allow(dead_code, reason = "used by the ops as they move here")]
+mod product;
 mod ptr;
 
 use crate::device::Caps;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::HostMemory;
 use crate::host_device::{HostDevice, Kernels};
 use crate::op::Op;
 use crate::reference::ReferenceKernels;
-use crate::view::Buf;
+use crate::view::{Buf, View};
 use memory::RegionSizes;
 use pool::Pool;
+use ptr::Ptr;
 
 pub use isa::Isa;
 
@@ -39,12 +43,30 @@ pub struct CpuKernels {
 }
 
 /// What an op is run with.
-#[expect(dead_code, reason = "read by the ops as they move here")]
 struct Cx<'a> {
     mem: &'a HostMemory,
     pool: &'a Pool,
     isa: Isa,
     scratch: Buf,
+}
+
+impl Cx<'_> {
+    /// Address of a checked `f32` view.
+    fn f32(&self, v: &View) -> Result<Ptr<f32>> {
+        aligned(self.mem.ptr_mut(&v.buf)?.cast())
+    }
+    /// Address of a checked `i32` view.
+    fn i32(&self, v: &View) -> Result<Ptr<i32>> {
+        aligned(self.mem.ptr_mut(&v.buf)?.cast())
+    }
+    /// Address of floats that are only read, at any alignment.
+    fn floats(&self, b: &Buf) -> Result<Ptr<f32>> {
+        Ok(Ptr::of(self.mem.ptr(b)?.cast()))
+    }
+}
+
+fn aligned<T>(p: *mut T) -> Result<Ptr<T>> {
+    if p.is_aligned() { Ok(Ptr::new(p)) } else { Err(Error::BadBuf) }
 }
 
 impl Cpu {
@@ -74,7 +96,7 @@ impl Kernels for CpuKernels {
     fn scratch(op: &Op, _caps: &Caps) -> u64 {
         match op {
             Op::Embed { .. } => 0,
-            Op::Linear { .. } => 0,
+            Op::Linear { x, w, .. } => linear::scratch(x, w),
             Op::ExpertGroup { .. } => 0,
             Op::RmsNorm { .. } => 0,
             Op::Rope { .. } => 0,
@@ -91,12 +113,12 @@ impl Kernels for CpuKernels {
         }
     }
     fn execute(&mut self, mem: &HostMemory, op: &Op, scratch: Buf) -> Result<()> {
-        let _cx = Cx { mem, pool: &self.pool, isa: self.isa, scratch };
+        let cx = &Cx { mem, pool: &self.pool, isa: self.isa, scratch };
         // Every op gets an arm of its own; what still borrows the reference's code says so here.
         let borrowed = || ReferenceKernels.execute(mem, op, scratch);
         match op {
-            Op::Embed { .. } => borrowed(),
-            Op::Linear { .. } => borrowed(),
+            Op::Embed { out, table, ids } => embed::embed(cx, out, table, ids),
+            Op::Linear { out, x, w, bias, add, .. } => linear::linear(cx, out, x, w, bias.as_ref(), *add),
             Op::ExpertGroup { .. } => borrowed(),
             Op::RmsNorm { .. } => borrowed(),
             Op::Rope { .. } => borrowed(),
