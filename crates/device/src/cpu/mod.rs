@@ -3,21 +3,26 @@
 //! What differs between instruction sets are tile decoders and a few inner loops, one file per set; an op is written
 //! once over them. The set is chosen when the device is made. No file names both a format and an op.
 
+mod chain;
 mod embed;
 mod experts;
+mod history;
 mod isa;
+mod lanes;
 mod linear;
 mod mat;
 pub mod pool;
 mod product;
 mod ptr;
+mod recurrent;
+mod rows;
+mod span;
 
 use crate::device::Caps;
 use crate::error::{Error, Result};
 use crate::host::HostMemory;
 use crate::host_device::{HostDevice, Kernels};
 use crate::op::Op;
-use crate::reference::ReferenceKernels;
 use crate::view::{Buf, View};
 use memory::RegionSizes;
 use pool::Pool;
@@ -94,7 +99,7 @@ impl Cpu {
 }
 
 impl Kernels for CpuKernels {
-    fn scratch(op: &Op, _caps: &Caps) -> u64 {
+    fn scratch(op: &Op, caps: &Caps) -> u64 {
         match op {
             Op::Embed { .. } => 0,
             Op::Linear { x, w, .. } => linear::scratch(x, w),
@@ -105,9 +110,9 @@ impl Kernels for CpuKernels {
             Op::Glu { .. } => 0,
             Op::Add { .. } => 0,
             Op::Append { .. } => 0,
-            Op::Attention { .. } => 0,
-            Op::ConvSilu { .. } => 0,
-            Op::GatedDelta { .. } => 0,
+            Op::Attention { q, st, rows, .. } => history::scratch(q, st, rows, caps),
+            Op::ConvSilu { x, kernel, .. } => recurrent::conv_scratch(x, *kernel),
+            Op::GatedDelta { g, rows, .. } => recurrent::delta_scratch(g, rows, caps),
             Op::Route { .. } => 0,
             Op::Combine { .. } => 0,
             Op::GatherRows { .. } => 0,
@@ -115,26 +120,29 @@ impl Kernels for CpuKernels {
     }
     fn execute(&mut self, mem: &HostMemory, op: &Op, scratch: Buf) -> Result<()> {
         let cx = &Cx { mem, pool: &self.pool, isa: self.isa, scratch };
-        // Every op gets an arm of its own; what still borrows the reference's code says so here.
-        let borrowed = || ReferenceKernels.execute(mem, op, scratch);
         match op {
             Op::Embed { out, table, ids } => embed::embed(cx, out, table, ids),
             Op::Linear { out, x, w, bias, add, .. } => linear::linear(cx, out, x, w, bias.as_ref(), *add),
             Op::ExpertGroup { dst, mid, h, routed, e, pick, part, .. } => {
                 experts::expert_group(cx, &experts::Group { dst, mid, h, routed, e, pick, part: *part })
             }
-            Op::RmsNorm { .. } => borrowed(),
-            Op::Rope { .. } => borrowed(),
-            Op::Gate { .. } => borrowed(),
-            Op::Glu { .. } => borrowed(),
-            Op::Add { .. } => borrowed(),
-            Op::Append { .. } => borrowed(),
-            Op::Attention { .. } => borrowed(),
-            Op::ConvSilu { .. } => borrowed(),
-            Op::GatedDelta { .. } => borrowed(),
-            Op::Route { .. } => borrowed(),
-            Op::Combine { .. } => borrowed(),
-            Op::GatherRows { .. } => borrowed(),
+            Op::RmsNorm { out, x, w, eps } => rows::rms_norm(cx, out, x, w.as_ref(), *eps),
+            Op::Rope { x, pos, rope } => rows::rope(cx, x, pos, rope),
+            Op::Gate { x, g, act } => rows::gate(cx, x, g, *act),
+            Op::Glu { out, gate, up, glu } => rows::glu(cx, out, gate, up, *glu),
+            Op::Add { x, y } => rows::add(cx, x, y),
+            Op::Append { st, rows, k, v } => history::append(cx, st, rows, k, v),
+            Op::Attention { out, q, st, rows, scale, window, sinks } => {
+                history::attention(cx, out, q, st, rows, *scale, *window, sinks.as_ref())
+            }
+            Op::ConvSilu { out, x, w, kernel, st, rows } => recurrent::conv_silu(cx, out, x, w, *kernel, st, rows),
+            Op::GatedDelta { out, qkv, a, b, decay, dt, g, st, rows } => {
+                let o = recurrent::Operands { out, qkv, a, b, decay, dt };
+                recurrent::gated_delta(cx, &o, g, st, rows)
+            }
+            Op::Route { out, logits, router } => rows::route(cx, out, logits, router),
+            Op::Combine { out, base, parts, w } => rows::combine(cx, out, base, parts, w),
+            Op::GatherRows { out, x, rows } => rows::gather_rows(cx, out, x, rows),
         }
     }
 }
