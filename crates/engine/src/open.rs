@@ -85,6 +85,8 @@ pub struct Model {
     pub tokenizer: Option<Tokenizer>,
     /// How it likes to be sampled.
     pub sampling: Sampling,
+    /// Source of its chat template, where the checkpoint has one.
+    pub template: Option<String>,
     /// What to call it.
     pub name: String,
 }
@@ -95,13 +97,21 @@ impl Model {
     /// # Errors
     /// Whatever is wrong with the file, the plan or the machine.
     pub fn open(source: impl Into<Source>, how: &OpenOptions, on_progress: &mut dyn FnMut(Progress)) -> Result<Self> {
-        let Opened { ck, family, bounds } = Opened::open(source)?;
+        Self::load(Opened::open(source)?, how, on_progress)
+    }
+    /// Plans and loads what was opened.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the plan, the weights or the machine.
+    pub fn load(opened: Opened, how: &OpenOptions, on_progress: &mut dyn FnMut(Progress)) -> Result<Self> {
+        let Opened { ck, family, bounds } = opened;
         let plan = plan(family.as_ref(), &bounds, &how.ask, &how.on.backend()?)?;
         let dev = how.on.device(&plan)?;
         let tokenizer = tokenizer(ck.meta())?;
         let (sampling, name) = (defaults(ck.meta())?, name(ck.meta()));
+        let template = ck.meta().chat_template()?.map(str::to_string);
         let exec = Executor::load(family, &ck, &bounds, plan, dev, on_progress)?;
-        Ok(Model { exec, tokenizer, sampling, name })
+        Ok(Model { exec, tokenizer, sampling, template, name })
     }
     /// The tokenizer.
     ///
