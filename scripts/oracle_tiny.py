@@ -50,8 +50,7 @@ def load(model, arrays):
     """The transformers model, from a checkpoint directory exactly as testkit writes it."""
     with tempfile.TemporaryDirectory() as d:
         d = pathlib.Path(d)
-        (d / "config.json").write_text(json.dumps(model["config"]))
-        (d / "model.safetensors").write_bytes(tinygen.safetensors_bytes(arrays))
+        tinygen.write_checkpoint(model, d)
         config = transformers.AutoConfig.from_pretrained(d).get_text_config()
         cls = model["config"]["architectures"][0].replace("ForConditionalGeneration", "ForCausalLM")
         m, report = getattr(transformers, cls).from_pretrained(

@@ -73,5 +73,11 @@ def safetensors_bytes(arrays: dict) -> bytes:
     return struct.pack("<Q", len(h)) + h + b"".join(a.astype("<f4").tobytes() for a in arrays.values())
 
 
+def write_checkpoint(model: dict, directory: pathlib.Path) -> None:
+    """config.json and model.safetensors."""
+    (directory / "config.json").write_text(json.dumps(model["config"], indent=2) + "\n")
+    (directory / "model.safetensors").write_bytes(safetensors_bytes(tensors(model)))
+
+
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()

@@ -9,6 +9,8 @@
 //!
 //! A file is never trusted: no input makes this crate panic, allocate more than a small multiple of the file's size, or read outside it.
 
+#![forbid(unsafe_code)]
+
 pub mod block;
 mod checkpoint;
 mod dtype;

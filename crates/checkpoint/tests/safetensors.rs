@@ -154,6 +154,14 @@ fn shards_follow_the_index() {
         c.read_at(c.tensor("b").unwrap().at, &mut [0; 4]).unwrap();
     }
 
+    // A tensor comes from the shard that the index says, even if another shard has one of that name.
+    let both = safetensors(&format!("{{{},{}}}", f32s("a", 1, 0, 4), f32s("b", 1, 4, 8)), &[1; 8]);
+    d.put(names[0], both);
+    assert_eq!(
+        d.open("").unwrap().tensors().map(|t| (&*t.name, t.at.file.0)).collect::<Vec<_>>(),
+        [("a", 0), ("b", 1)]
+    );
+
     d.put("model.safetensors.index.json", index(json!({"a": names[0], "c": names[1]})));
     assert_says(&d.open("").unwrap_err().to_string(), &["\"c\"", names[1]]);
     d.put("model.safetensors.index.json", index(json!({"a": names[0], "b": "gone.safetensors"})));

@@ -51,7 +51,7 @@ fn check_logits(name: &str, on: On) {
     let got = prefilled(&mut model.exec, &expected.ids, &[expected.ids.len()]);
     let vocab = model.exec.family().spec().vocab as usize;
     for row in &expected.logits {
-        let at = row.position as usize;
+        let at = row.position;
         let off = worst(&got[at * vocab..(at + 1) * vocab], &row.values);
         assert!(off < TOLERANCE, "{name}: logits at position {at} are off by {off}");
     }

@@ -62,6 +62,8 @@ pub trait Family: Send + Sync {
     fn tensors(&self) -> &[Want];
     /// What a sequence keeps, with `kv` for each layer's history.
     fn state(&self, kv: &[KvSpec]) -> Vec<Decl>;
+    /// Writes the configuration as GGUF keys, with the architecture's name there.
+    fn export(&self, out: &mut Meta);
     /// What a row carries between layers.
     fn carry(&self) -> CarrySpec {
         CarrySpec { streams: 1, width: self.spec().hidden }

@@ -96,6 +96,14 @@ impl<'a> Keys<'a> {
     pub fn opt_str(&self, gguf: &str) -> Option<String> {
         self.gguf_value(gguf, |m, k| Ok(m.str(k)?.map(str::to_string)))
     }
+    /// A GGUF list of integers that may be absent.
+    pub fn opt_u32s(&self, gguf: &str) -> Option<Vec<u32>> {
+        if self.gguf() { self.gguf_value(gguf, |m, k| m.u32s(k)) } else { None }
+    }
+    /// A GGUF list of switches that may be absent.
+    pub fn opt_bools(&self, gguf: &str) -> Option<Vec<bool>> {
+        if self.gguf() { self.gguf_value(gguf, |m, k| m.bools(k)) } else { None }
+    }
     /// A switch that may be absent.
     pub fn opt_bool(&self, hf: &str, gguf: &str) -> Option<bool> {
         if self.gguf() { self.gguf_value(gguf, |m, k| m.bool(k)) } else { self.hf(hf)?.as_bool() }

@@ -13,7 +13,7 @@ pub mod keys;
 pub mod llama;
 pub mod moe;
 pub mod qwen3_5_moe;
-mod rope;
+pub mod rope;
 pub mod want;
 
 pub use bind::bind;

@@ -15,6 +15,7 @@ use crate::family::{Carry, Family, Spec};
 use crate::keys::Keys;
 use crate::rope::frequencies;
 use crate::want::{Export, Want, Wants};
+use checkpoint::Meta;
 use device::{Glu, Op, Pairing, RowClass, Rows, View};
 use memory::{Component, KvSpec};
 use state::{Decl, Stream};
@@ -24,7 +25,9 @@ struct Config {
     n_heads: u32,
     n_kv_heads: u32,
     head_dim: u32,
+    inner: u32,
     eps: f32,
+    rope_theta: f32,
     rope: RopeOf,
 }
 
@@ -77,13 +80,14 @@ impl Llama {
 
         let mut w = Wants::default();
         let dims = c.opt_u32("", "rope.dimension_count").unwrap_or(head_dim).min(head_dim) & !1;
-        let inv_freq = w.rope(Component::Core, frequencies(c, c.rope_theta(), dims)?);
+        let inv_freq = w.rope(Component::Core, frequencies(c, c.rope_theta(), dims)?, c.rope_theta());
         let permuted = c.gguf() && c.arch() == "llama";
         let pairing = if permuted { Pairing::Adjacent } else { Pairing::Half };
-        let cfg = Config { n_heads, n_kv_heads, head_dim, eps, rope: RopeOf { pairing, dims, inv_freq } };
+        let rope = RopeOf { pairing, dims, inv_freq };
+        let cfg = Config { n_heads, n_kv_heads, head_dim, inner, eps, rope_theta: c.rope_theta(), rope };
         let embed = w.mat(Component::Embed, spec.vocab, spec.hidden, "token_embd.weight", "~embed_tokens.weight");
         let biased = c.arch() == "qwen2" || c.opt_bool("attention_bias", "attention.bias").unwrap_or(false);
-        let layers = (0..spec.n_layers).map(|l| layer(&mut w, l, &spec, &cfg, inner, biased)).collect();
+        let layers = (0..spec.n_layers).map(|l| layer(&mut w, l, &spec, &cfg, biased)).collect();
         let norm = w.vec(Component::Core, spec.hidden, "output_norm.weight", "~norm.weight");
         let head = w.mat(Component::Head, spec.vocab, spec.hidden, "output.weight", "lm_head.weight");
         w.optional();
@@ -91,7 +95,8 @@ impl Llama {
     }
 }
 
-fn layer(w: &mut Wants, l: u32, spec: &Spec, c: &Config, inner: u32, biased: bool) -> Layer {
+fn layer(w: &mut Wants, l: u32, spec: &Spec, c: &Config, biased: bool) -> Layer {
+    let inner = c.inner;
     let at = Component::Layer(l);
     let g = |name: &str| format!("blk.{l}.{name}");
     let h = |name: &str| format!("~layers.{l}.{name}");
@@ -138,6 +143,27 @@ impl Family for Llama {
     fn state(&self, kv: &[KvSpec]) -> Vec<Decl> {
         let history = |fmt| Stream::History { heads: self.cfg.n_kv_heads, d: self.cfg.head_dim, fmt };
         (0..self.spec.n_layers).zip(kv).map(|(layer, kv)| Decl { layer, stream: history(kv.main) }).collect()
+    }
+    fn export(&self, out: &mut Meta) {
+        let (spec, c) = (&self.spec, &self.cfg);
+        let key = |name: &str| format!("{}.{name}", spec.arch);
+        out.set("general.architecture", spec.arch.as_str());
+        for (name, value) in [
+            ("block_count", spec.n_layers),
+            ("context_length", spec.context),
+            ("embedding_length", spec.hidden),
+            ("feed_forward_length", c.inner),
+            ("attention.head_count", c.n_heads),
+            ("attention.head_count_kv", c.n_kv_heads),
+            ("attention.key_length", c.head_dim),
+            ("attention.value_length", c.head_dim),
+            ("rope.dimension_count", c.rope.dims),
+            ("vocab_size", spec.vocab),
+        ] {
+            out.set(&key(name), value);
+        }
+        out.set(&key("rope.freq_base"), c.rope_theta);
+        out.set(&key("attention.layer_norm_rms_epsilon"), c.eps);
     }
     fn embed(&self, cx: &mut Cx, r: &Rows, x: &mut Carry) -> Result<()> {
         cx.embed(x.streams[0], self.embed, r.ids)

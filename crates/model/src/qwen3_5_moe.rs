@@ -19,6 +19,7 @@ use crate::keys::Keys;
 use crate::moe::{self, Moe};
 use crate::rope::frequencies;
 use crate::want::{Experts, Export, Want, Wants};
+use checkpoint::Meta;
 use device::{ActFn, GdnShape, Glu, KeyHeadRule, Op, Pairing, Router, RouterScore, Rows, View};
 use memory::{Component, KvSpec};
 use state::{Decl, Stream};
@@ -29,7 +30,10 @@ struct Config {
     n_kv_heads: u32,
     head_dim: u32,
     eps: f32,
+    rope_theta: f32,
     rope: RopeOf,
+    mrope: [u32; 4],
+    full_interval: u32,
     gdn: GdnShape,
     conv_kernel: u32,
     moe: Moe,
@@ -106,10 +110,10 @@ impl Qwen35Moe {
         };
         let mut w = Wants::default();
         let cfg = Config::new(c, &mut w, experts, top_k)?;
-        let every = c.opt_u32("full_attention_interval", "full_attention_interval").filter(|&n| n > 0).unwrap_or(4);
+        let recurrent = c.opt_bools("attention.recurrent_layers").unwrap_or_default();
         let is_full = |l: u32| match c.hf("layer_types").and_then(|v| v.get(l as usize)) {
             Some(kind) => kind == "full_attention",
-            None => (l + 1).is_multiple_of(every),
+            None => recurrent.get(l as usize).map_or((l + 1).is_multiple_of(cfg.full_interval), |r| !r),
         };
         let embed = w.mat(Component::Embed, spec.vocab, spec.hidden, "token_embd.weight", "~embed_tokens.weight");
         let layers = (0..n_layers)
@@ -151,22 +155,40 @@ impl Config {
         let conv_kernel = c.count("linear_conv_kernel_dim", "ssm.conv_kernel");
         let eps = c.f32("rms_norm_eps", "attention.layer_norm_rms_epsilon");
         c.done()?;
+        let interval = "full_attention_interval";
+        let full_interval = c.opt_u32(interval, interval).filter(|&n| n > 0).unwrap_or(4);
         let part = ["rope_parameters.partial_rotary_factor", "partial_rotary_factor"];
         let part = part.iter().find_map(|k| c.hf(k)).and_then(|v| v.as_f64()).unwrap_or(0.25);
         let dims = c.opt_u32("", "rope.dimension_count").unwrap_or((head_dim as f64 * part) as u32);
         let dims = dims.min(head_dim) & !1;
-        let inv_freq = w.rope(Component::Core, frequencies(c, c.rope_theta(), dims)?);
+        let inv_freq = w.rope(Component::Core, frequencies(c, c.rope_theta(), dims)?, c.rope_theta());
         Ok(Config {
             n_heads,
             n_kv_heads,
             head_dim,
             eps,
+            rope_theta: c.rope_theta(),
             rope: RopeOf { pairing: Pairing::Half, dims, inv_freq },
+            mrope: sections(c, dims),
+            full_interval,
             gdn: GdnShape { n_k, n_v, d_k, d_v, rule },
             conv_kernel,
             moe: Moe { experts, inner, router, glu: Glu::Swiglu },
             shared_inner,
         })
+    }
+}
+
+/// How many frequencies of the multi-axis rope follow each axis (text follows them all alike; files carry the numbers on).
+fn sections(c: &Keys, dims: u32) -> [u32; 4] {
+    let hf = c.hf("rope_parameters.mrope_section").or_else(|| c.hf("rope_scaling.mrope_section"));
+    let listed: Vec<u32> = match hf.and_then(|v| v.as_array()) {
+        Some(list) => list.iter().filter_map(|v| v.as_u64()).map(|n| n as u32).collect(),
+        None => c.opt_u32s("rope.dimension_sections").unwrap_or_default(),
+    };
+    match listed[..] {
+        [t, h, w] | [t, h, w, _] => [t, h, w, 0],
+        _ => [dims / 2, 0, 0, 0],
     }
 }
 
@@ -338,6 +360,40 @@ impl Family for Qwen35Moe {
         };
         let layers = self.layers.iter().zip(kv).zip(0..);
         layers.map(|((b, kv), layer)| Decl { layer, stream: stream(b, kv) }).collect()
+    }
+    fn export(&self, out: &mut Meta) {
+        let (spec, c) = (&self.spec, &self.cfg);
+        let key = |name: &str| format!("qwen35moe.{name}");
+        out.set("general.architecture", "qwen35moe");
+        for (name, value) in [
+            ("block_count", spec.n_layers + spec.mtp_layers),
+            ("nextn_predict_layers", spec.mtp_layers),
+            ("context_length", spec.context),
+            ("embedding_length", spec.hidden),
+            ("attention.head_count", c.n_heads),
+            ("attention.head_count_kv", c.n_kv_heads),
+            ("attention.key_length", c.head_dim),
+            ("attention.value_length", c.head_dim),
+            ("expert_count", c.moe.experts),
+            ("expert_used_count", c.moe.router.k),
+            ("expert_feed_forward_length", c.moe.inner),
+            ("expert_shared_feed_forward_length", c.shared_inner),
+            ("full_attention_interval", c.full_interval),
+            ("rope.dimension_count", c.rope.dims),
+            ("ssm.conv_kernel", c.conv_kernel),
+            ("ssm.state_size", c.gdn.d_k),
+            ("ssm.group_count", c.gdn.n_k),
+            ("ssm.time_step_rank", c.gdn.n_v),
+            ("ssm.inner_size", c.gdn.n_v * c.gdn.d_v),
+            ("vocab_size", spec.vocab),
+        ] {
+            out.set(&key(name), value);
+        }
+        out.set(&key("rope.dimension_sections"), c.mrope.to_vec());
+        out.set(&key("rope.freq_base"), c.rope_theta);
+        out.set(&key("attention.layer_norm_rms_epsilon"), c.eps);
+        let recurrent: Vec<bool> = self.layers.iter().map(|b| matches!(b.mixer, Mixer::Gdn(_))).collect();
+        out.set(&key("attention.recurrent_layers"), recurrent);
     }
     fn embed(&self, cx: &mut Cx, r: &Rows, x: &mut Carry) -> Result<()> {
         cx.embed(x.streams[0], self.embed, r.ids)

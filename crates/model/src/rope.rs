@@ -4,12 +4,17 @@ use crate::error::{Error, Result};
 use crate::keys::Keys;
 use std::sync::Arc;
 
-/// The frequencies of a model, in f32 as the reference computes them.
+/// Frequencies without scaling, in f32 as the reference computes them.
+pub fn plain(theta: f32, dims: u32) -> impl Iterator<Item = f32> {
+    (0..dims / 2).map(move |i| (theta as f64).powf(-2.0 * i as f64 / dims as f64) as f32)
+}
+
+/// The frequencies of a model.
 ///
 /// # Errors
 /// [`Error::BadKey`] for a scaling nobody here knows.
 pub fn frequencies(keys: &Keys, theta: f32, dims: u32) -> Result<Arc<[f32]>> {
-    let plain = (0..dims / 2).map(|i| (theta as f64).powf(-2.0 * i as f64 / dims as f64) as f32);
+    let plain = plain(theta, dims);
     if keys.gguf() {
         return gguf(keys, plain.collect());
     }

@@ -28,7 +28,7 @@ pub enum Lies {
 }
 
 /// How the canonical parameter is rearranged when it is written to a GGUF file.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq)]
 pub enum Export {
     /// As it is.
     Same,
@@ -57,6 +57,13 @@ pub enum Export {
         n_v: u32,
         /// Columns of one value head.
         each: u32,
+    },
+    /// As what these unscaled frequencies must be divided by; left out where that is 1 throughout.
+    Divisors {
+        /// `theta^(-2i/dims)`.
+        theta: f32,
+        /// Rotating columns.
+        dims: u32,
     },
 }
 
@@ -123,10 +130,12 @@ impl Wants {
         self.push(c, Role::Vector, vec![n as u64, k as u64], vec![whole(gguf)], vec![whole(hf)])
     }
     /// Rope frequencies: those of the configuration, divided by a GGUF file's table where it has one.
-    pub fn rope(&mut self, c: Component, freqs: Arc<[f32]>) -> WId {
+    pub fn rope(&mut self, c: Component, freqs: Arc<[f32]>, theta: f32) -> WId {
+        let dims = 2 * freqs.len() as u32;
         let divisors = Place { canon: Canon::DivisorsOf(freqs.clone()), ..whole("rope_freqs.weight") };
         let id = self.push(c, Role::Vector, vec![freqs.len() as u64], vec![divisors], vec![]);
         self.last(|w| w.fallback = Some(freqs.clone()));
+        self.export(Export::Divisors { theta, dims });
         id
     }
     /// One matrix of all routed experts, `[count, n, k]`.

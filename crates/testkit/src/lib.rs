@@ -7,6 +7,9 @@
 //! library in float32 on a CPU and writes `expected/NAME.json`. To add a model: write its description, add its name to
 //! [`NAMES`]' table, run the script.
 //!
+//! [`gate`] has reference scores of a text under two really trained models, for judging quantised weights and
+//! activations.
+//!
 //! ```
 //! let dir = testkit::materialise("llama-a")?; // config.json and model.safetensors, removed on drop
 //! let want = testkit::expected("llama-a")?;
@@ -18,11 +21,13 @@
 mod description;
 mod error;
 mod expected;
+mod gate;
 mod generate;
 mod write;
 
 pub use description::{NAMES, Tensor, TinyModel, model};
 pub use error::Error;
 pub use expected::{Expected, Greedy, Mtp, Routing, Row, expected};
+pub use gate::{GATE_TEXT, GATES, Gate, Tally, Window, gate};
 pub use generate::fill;
 pub use write::{materialise, write_checkpoint, write_safetensors};

@@ -1,6 +1,6 @@
 //! Tokenizers, the incremental detokenizer, chat templates, stop matching. No models, no HTTP.
 //!
-//! The walk of a request through this room: a chat template turns messages into a [`Rendered`] prompt in which the
+//! The walk of a request through this room: a [`ChatTemplate`] turns messages into a [`Rendered`] prompt in which the
 //! author of every byte is still known, a [`Tokenizer`] turns that into ids, and on the way back a [`Detokenizer`] turns
 //! sampled ids into valid UTF-8 pieces which a [`StopMatcher`] watches. All of it is pure: strings and ids in, strings
 //! and ids out, so it takes plain inputs ([`GgufVocab`], [`HfFiles`]) and never opens a file.
@@ -9,10 +9,12 @@ mod detokenizer;
 mod error;
 mod rendered;
 mod stop;
+mod template;
 mod tokenizer;
 
 pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};
 pub use rendered::Rendered;
 pub use stop::{StopHit, StopMatcher};
+pub use template::{ChatTemplate, Prompt};
 pub use tokenizer::{GgufVocab, HfFiles, Specials, Tokenizer};

@@ -8,11 +8,17 @@ fn nearest(x: f32) -> f32 {
     (x + SHIFT) - SHIFT
 }
 
+/// The nearest code in `lo..=hi`. Not `clamp`, whose check of the bounds keeps loops from being vectorised.
+#[inline(always)]
+fn grid_code(x: f32, lo: f32, hi: f32) -> f32 {
+    nearest(x.max(lo).min(hi))
+}
+
 /// Codes `lo..=hi` of the values on the grid `step * q + offset`; all 0 (clamped) on a grid without a step.
 #[inline]
 pub(super) fn codes<const N: usize>(x: &[f32; N], step: f32, offset: f32, lo: f32, hi: f32) -> [f32; N] {
     let inv = inverse(step);
-    x.map(|x| nearest(((x - offset) * inv).clamp(lo, hi)))
+    x.map(|x| grid_code((x - offset) * inv, lo, hi))
 }
 
 #[inline]
@@ -46,21 +52,36 @@ pub(super) fn plane(x: &[f32], a: &[f32], b: &[f32]) -> Option<(f32, f32)> {
     (det > 1e-9 * aa * bb).then(|| (((bb * xa - ab * xb) / det) as f32, ((aa * xb - ab * xa) / det) as f32))
 }
 
+/// Sums `K` terms over `N` elements in eight running lanes each, which lets the compiler use vector registers (a single running sum may not be reordered).
+#[inline(always)]
+fn sums<const N: usize, const K: usize>(term: impl Fn(usize) -> [f32; K]) -> [f32; K] {
+    const LANES: usize = 8;
+    let mut acc = [[0.0; LANES]; K];
+    for base in (0..N).step_by(LANES) {
+        let terms: [[f32; K]; LANES] = std::array::from_fn(|lane| term(base + lane));
+        for (k, acc) in acc.iter_mut().enumerate() {
+            for (sum, t) in acc.iter_mut().zip(&terms) {
+                *sum += t[k];
+            }
+        }
+    }
+    acc.map(|lanes| lanes.iter().sum())
+}
+
 /// Weighted squared error of the nearest codes on a grid.
 fn error<const N: usize>(x: &[f32; N], w: &[f32; N], step: f32, offset: f32, lo: f32, hi: f32) -> f32 {
     let inv = inverse(step);
-    let mut sum = 0.0;
-    for (x, w) in x.iter().zip(w) {
-        let q = nearest(((x - offset) * inv).clamp(lo, hi));
-        let e = x - (step * q + offset);
-        sum += w * e * e;
-    }
+    let [sum] = sums::<N, 1>(|i| {
+        let q = grid_code((x[i] - offset) * inv, lo, hi);
+        let e = x[i] - (step * q + offset);
+        [w[i] * e * e]
+    });
     sum
 }
 
 /// Scale of the grid `d * q`, `q` in `lo..=hi` with `-lo > hi`, as `stored` rounds it. The scale may be negative, which puts the extreme value at the longer end.
 ///
-/// The extreme value is tried at every half code of the outer part of the range, on both sides.
+/// The extreme value is tried at steps of a sixteenth of the range over its outer part, on both sides.
 pub(super) fn signed<const N: usize>(x: &[f32; N], w: [f32; N], lo: f32, hi: f32, stored: impl Fn(f32) -> f32) -> f32 {
     let m = extreme(x);
     if m == 0.0 {
@@ -74,19 +95,15 @@ pub(super) fn signed<const N: usize>(x: &[f32; N], w: [f32; N], lo: f32, hi: f32
             best = (e, d);
         }
     };
-    let outer = (-lo * 0.6) as i32 * 2;
-    for half_code in outer..=(-lo as i32) * 2 {
+    for sixteenth in 10..=16 {
         for sign in [-1.0, 1.0] {
-            let at = sign * half_code as f32 * 0.5;
+            let at = sign * -lo * sixteenth as f32 / 16.0;
             if at > hi + 0.5 {
                 continue;
             }
             offer(m / at);
             let q = codes(x, m / at, 0.0, lo, hi);
-            let (xq, qq) = (0..N).fold((0.0, 0.0), |(xq, qq), i| (xq + w[i] * x[i] * q[i], qq + w[i] * q[i] * q[i]));
-            if qq > 0.0 {
-                offer(xq / qq);
-            }
+            offer(weighted_slope(x, &w, &q));
         }
     }
     best.1
@@ -124,9 +141,8 @@ pub(super) fn offset<const N: usize>(
             best = (e, (d, m));
         }
     };
-    let first = (top * 0.7) as i32 * 4;
-    for quarter_code in first..=(top as i32) * 4 + 4 {
-        let d = span / (quarter_code as f32 * 0.25);
+    for sixtieth in (42..=64).step_by(2) {
+        let d = span / (top * sixtieth as f32 / 60.0);
         offer(d, lo);
         let q = codes(x, d, lo, 0.0, top);
         if let Some((d, m)) = line(x, &w, &q) {
@@ -138,19 +154,16 @@ pub(super) fn offset<const N: usize>(
 
 /// Weighted least-squares `(d, m)` of `x = d * q + m`.
 fn line<const N: usize>(x: &[f32; N], w: &[f32; N], q: &[f32; N]) -> Option<(f32, f32)> {
-    let (mut sw, mut sx, mut sq, mut sqq, mut sxq) = (0.0, 0.0, 0.0, 0.0, 0.0);
-    for ((x, w), q) in x.iter().zip(w).zip(q) {
-        sw += w;
-        sx += w * x;
-        sq += w * q;
-        sqq += w * q * q;
-        sxq += w * x * q;
-    }
-    let det: f32 = sw * sqq - sq * sq;
+    let [sw, sx, sq, sqq, sxq] = sums::<N, 5>(|i| {
+        let wq = w[i] * q[i];
+        [w[i], w[i] * x[i], wq, wq * q[i], wq * x[i]]
+    });
+    let det = sw * sqq - sq * sq;
     (det > 0.0).then(|| ((sw * sxq - sx * sq) / det, (sqq * sx - sq * sxq) / det))
 }
 
+/// Weighted least-squares `d` of `x = d * q`; 0 if all codes are.
 fn weighted_slope<const N: usize>(x: &[f32; N], w: &[f32; N], q: &[f32; N]) -> f32 {
-    let (xq, qq) = (0..N).fold((0.0, 0.0), |(xq, qq), i| (xq + w[i] * x[i] * q[i], qq + w[i] * q[i] * q[i]));
+    let [xq, qq] = sums::<N, 2>(|i| [w[i] * q[i] * x[i], w[i] * q[i] * q[i]]);
     if qq > 0.0 { xq / qq } else { 0.0 }
 }

@@ -31,10 +31,13 @@ fn place(i: usize) -> (usize, usize, usize, usize) {
 impl BlockQ6K {
     pub(super) fn decode(&self, y: &mut [f32; 256]) {
         let d = half(self.d);
-        for (i, y) in y.iter_mut().enumerate() {
-            let (l, ls, h, hs) = place(i);
-            let q = (self.ql[l] >> ls & 15) | (self.qh[h] >> hs & 3) << 4;
-            *y = d * f32::from(self.scales[i / 16]) * f32::from(i16::from(q) - 32);
+        for (j, y) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let (l, ls, h, hs) = place(32 * j);
+            let (ql, qh) = (&self.ql[l..l + 32], &self.qh[h..h + 32]);
+            for (i, y) in y.iter_mut().enumerate() {
+                let q = (ql[i] >> ls & 15) | (qh[i] >> hs & 3) << 4;
+                *y = d * f32::from(self.scales[2 * j + i / 16]) * f32::from(i16::from(q) - 32);
+            }
         }
     }
 

@@ -55,6 +55,12 @@ impl Added {
         self.tokens.iter().filter(|t| is_guarded(t)).map(|t| t.content.as_str())
     }
 
+    /// Where `text` has guarded strings.
+    pub fn guarded_in(&self, text: &str) -> Vec<Range<usize>> {
+        let found = self.all.iter().flat_map(|a| a.find_iter(text));
+        found.filter(|m| is_guarded(&self.tokens[m.pattern().as_usize()])).map(|m| m.range()).collect()
+    }
+
     /// Appends the spans of `text[range]` to `out`, joining text to a text span that ends where this one begins.
     pub fn find(&self, text: &str, range: Range<usize>, specials: Specials, out: &mut Vec<Span>) {
         let mut at = range.start;

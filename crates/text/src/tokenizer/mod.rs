@@ -177,6 +177,11 @@ impl Tokenizer {
         self.ids.strip_first_space
     }
 
+    /// The places in `text` that would become markup under [`Specials::Parse`] and not under [`Specials::Plain`].
+    pub fn markup_in(&self, text: &str) -> Vec<std::ops::Range<usize>> {
+        self.added.guarded_in(text)
+    }
+
     /// Strings that [`Specials::Plain`] and protected content keep from becoming markup, longest first.
     pub fn markup_strings(&self) -> impl Iterator<Item = &str> {
         self.added.guarded()
