@@ -256,16 +256,6 @@ fn without_a_template() {
     assert!(ChatTemplate::for_model(Some("x"), &spm()).is_ok());
 }
 
-#[test]
-fn templates_in_a_tokenizer_config() {
-    let source = |json: &str| ChatTemplate::source_in_config(json.as_bytes()).unwrap();
-    assert_eq!(source(r#"{"chat_template": "a"}"#).as_deref(), Some("a"));
-    let several = r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#;
-    assert_eq!(source(several).as_deref(), Some("d"));
-    assert_eq!(source("{}"), None);
-    assert!(ChatTemplate::source_in_config(b"{").is_err());
-}
-
 /// Pieces that make nearly valid templates.
 fn nearly_template() -> impl Strategy<Value = String> {
     let piece = prop::sample::select(vec![

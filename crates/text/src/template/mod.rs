@@ -96,24 +96,6 @@ impl ChatTemplate {
         }
     }
 
-    /// The template inside a `tokenizer_config.json`: `chat_template`, or the `default` one of several.
-    ///
-    /// # Errors
-    /// [`Error::BadKey`] if the file is not JSON.
-    pub fn source_in_config(config: &[u8]) -> Result<Option<String>> {
-        let json: serde_json::Value =
-            serde_json::from_slice(config).map_err(|e| Error::key("tokenizer_config.json", e.to_string()))?;
-        Ok(match &json["chat_template"] {
-            serde_json::Value::String(s) => Some(s.clone()),
-            serde_json::Value::Array(list) => {
-                let named = |n: &str| list.iter().find(|t| t["name"] == n);
-                named("default").or(list.first()).and_then(|t| t["template"].as_str()).map(str::to_owned)
-            }
-            serde_json::Value::Object(map) => map.get("default").and_then(|t| t.as_str()).map(str::to_owned),
-            _ => None,
-        })
-    }
-
     /// The source, with lines ended by `\n`.
     pub fn source(&self) -> &str {
         &self.source

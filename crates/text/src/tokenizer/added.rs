@@ -139,44 +139,96 @@ pub fn is_markup(token: &str) -> bool {
 
 fn is_html(tag: &str) -> bool {
     let name = tag.trim_start_matches('<').trim_start_matches('/').trim_end_matches('>').trim_end_matches('/');
-    matches!(
-        name,
-        "a" | "b"
-            | "blockquote"
-            | "br"
-            | "caption"
-            | "code"
-            | "div"
-            | "em"
-            | "h1"
-            | "h2"
-            | "h3"
-            | "h4"
-            | "h5"
-            | "h6"
-            | "hr"
-            | "i"
-            | "img"
-            | "li"
-            | "ol"
-            | "p"
-            | "pre"
-            | "s"
-            | "span"
-            | "strong"
-            | "sub"
-            | "sup"
-            | "table"
-            | "tbody"
-            | "td"
-            | "tfoot"
-            | "th"
-            | "thead"
-            | "tr"
-            | "u"
-            | "ul"
-    )
+    HTML.contains(&name)
 }
+
+/// Names of HTML elements.
+const HTML: &[&str] = &[
+    "a",
+    "abbr",
+    "article",
+    "aside",
+    "audio",
+    "b",
+    "blockquote",
+    "body",
+    "br",
+    "button",
+    "canvas",
+    "caption",
+    "center",
+    "cite",
+    "code",
+    "col",
+    "colgroup",
+    "dd",
+    "del",
+    "details",
+    "div",
+    "dl",
+    "dt",
+    "em",
+    "figure",
+    "font",
+    "footer",
+    "form",
+    "h1",
+    "h2",
+    "h3",
+    "h4",
+    "h5",
+    "h6",
+    "head",
+    "header",
+    "hr",
+    "html",
+    "i",
+    "iframe",
+    "img",
+    "input",
+    "ins",
+    "kbd",
+    "label",
+    "li",
+    "link",
+    "main",
+    "mark",
+    "meta",
+    "nav",
+    "ol",
+    "option",
+    "p",
+    "path",
+    "pre",
+    "q",
+    "s",
+    "script",
+    "section",
+    "select",
+    "small",
+    "source",
+    "span",
+    "strong",
+    "style",
+    "sub",
+    "summary",
+    "sup",
+    "svg",
+    "table",
+    "tbody",
+    "td",
+    "textarea",
+    "tfoot",
+    "th",
+    "thead",
+    "time",
+    "title",
+    "tr",
+    "u",
+    "ul",
+    "var",
+    "video",
+];
 
 #[cfg(test)]
 mod tests {

@@ -169,11 +169,13 @@ fn pieces(vocab: &Tokens<'_>, added: &[AddedJson], ids: &Ids, decoder: &Decoder)
     for (id, slot) in by_id.iter().enumerate() {
         match slot {
             None => pieces.push(Kind::Hole, |_| ()),
-            Some((token, is_added, special)) => {
-                let special = *special || ids.eog.contains(&(id as u32)) || ids.bos == Some(id as u32);
+            Some((token, is_added, special_by_file)) => {
+                let special = *special_by_file || ids.eog.contains(&(id as u32)) || ids.bos == Some(id as u32);
                 let kind = if special { Kind::Special } else { Kind::Text };
+                // Added tokens are spelled as they read, except that a few vocabularies add runs of `▁`.
+                let literal = *is_added && (*special_by_file || !decoder.metaspace);
                 pieces.push(kind, |out| {
-                    if *is_added { out.extend_from_slice(token.as_bytes()) } else { decoder.write(token, out) }
+                    if literal { out.extend_from_slice(token.as_bytes()) } else { decoder.write(token, out) }
                 });
             }
         }

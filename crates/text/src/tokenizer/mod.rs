@@ -223,6 +223,7 @@ const END_NAMES: &[&str] = &[
     "<|return|>",
     "<|call|>",
     "<end_of_turn>",
+    "<eos>",
     "<turn|>",
     "<|endoftext|>",
     "<|end_of_text|>",
