@@ -24,14 +24,17 @@ fn values(n: usize) -> Vec<f32> {
 
 fn meta() -> Meta {
     let mut m = Meta::gguf();
-    m.set("general.architecture", "llama")
+    m.set("gone", 1u8)
+        .set("general.architecture", "llama")
         .set("llama.block_count", 2u32)
         .set("split.count", 3u16)
         .set("tokens", vec!["a", "b"])
         .set("none", Vec::<f32>::new())
-        .set("gone", 1u8)
         .set("llama.block_count", 4u32);
+    // The keys after a removed one are still found.
     m.remove("gone");
+    m.remove("gone");
+    assert_eq!(m.u32("llama.block_count").unwrap(), Some(4));
     m
 }
 

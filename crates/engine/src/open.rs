@@ -8,7 +8,7 @@ use checkpoint::{Checkpoint, Container, Meta, Source};
 use device::{Cpu, CpuOptions, Device, Reference};
 use memory::Plan;
 use model::Family;
-use text::{GgufVocab, HfFiles, Tokenizer};
+use text::{ChatTemplate, GgufVocab, HfFiles, Tokenizer};
 use weights::{Bound, Progress};
 
 /// The backend to run on.
@@ -83,10 +83,10 @@ pub struct Model {
     pub exec: Executor,
     /// Its tokenizer, where the checkpoint has one.
     pub tokenizer: Option<Tokenizer>,
+    /// Its chat template, where it has one or a usual one fits.
+    pub template: Option<ChatTemplate>,
     /// How it likes to be sampled.
     pub sampling: Sampling,
-    /// Source of its chat template, where the checkpoint has one.
-    pub template: Option<String>,
     /// What to call it.
     pub name: String,
 }
@@ -108,10 +108,10 @@ impl Model {
         let plan = plan(family.as_ref(), &bounds, &how.ask, &how.on.backend()?)?;
         let dev = how.on.device(&plan)?;
         let tokenizer = tokenizer(ck.meta())?;
+        let template = template(ck.meta(), tokenizer.as_ref())?;
         let (sampling, name) = (defaults(ck.meta())?, name(ck.meta()));
-        let template = ck.meta().chat_template()?.map(str::to_string);
         let exec = Executor::load(family, &ck, &bounds, plan, dev, on_progress)?;
-        Ok(Model { exec, tokenizer, sampling, template, name })
+        Ok(Model { exec, tokenizer, template, sampling, name })
     }
     /// The tokenizer.
     ///
@@ -177,6 +177,18 @@ fn hf_tokenizer(meta: &Meta) -> Result<Option<Tokenizer>> {
         generation_config: generation.as_deref(),
     };
     Ok(Some(Tokenizer::from_hf(&files)?))
+}
+
+/// The chat template of a checkpoint, or the usual one where its vocabulary has the tokens for it.
+///
+/// # Errors
+/// A template that does not parse, with the line.
+pub fn template(meta: &Meta, tokenizer: Option<&Tokenizer>) -> Result<Option<ChatTemplate>> {
+    let Some(t) = tokenizer else { return Ok(None) };
+    match ChatTemplate::for_model(meta.chat_template()?, t) {
+        Err(text::Error::NoTemplate) => Ok(None),
+        other => Ok(Some(other?)),
+    }
 }
 
 /// How a checkpoint likes to be sampled: `general.sampling.*` of a GGUF file, `generation_config.json` beside

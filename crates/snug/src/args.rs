@@ -1,6 +1,9 @@
 //! What can be typed.
 
+use checkpoint::DType;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use snug::quantize::{Rule, parse_type};
+use std::path::PathBuf;
 
 const MODEL_HELP: &str = "a .gguf file, a Hugging Face directory, or a name in the store (see `snug list`); \
     without it, the model that is part of the program";
@@ -31,6 +34,8 @@ pub enum Command {
     Logits(LogitsArgs),
     /// Turn text into token ids, or back
     Tokenize(TokenizeArgs),
+    /// Write a model as a GGUF file in another type
+    Quantize(QuantizeArgs),
     /// List the models in the store
     List(ListArgs),
 }
@@ -238,6 +243,35 @@ pub struct TokenizeArgs {
     pub json: bool,
 }
 
+/// `snug quantize`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Types: f32, f16, bf16, q8_0, q5_0, q5_1, q4_0, q4_1, q4_k, mxfp4. Vectors and small sensitive matrices
+stay floats, and rows that the blocks of a type do not divide get a like one.
+
+Examples:
+  snug quantize path/to/hf-model model.gguf --to q8_0
+  snug quantize big.gguf small.gguf --to q4_k --rule 'output.weight=q8_0' --rule 'ffn_down=q5_0'"
+)]
+pub struct QuantizeArgs {
+    /// A .gguf file, a Hugging Face directory, or a name in the store
+    pub model: String,
+    /// The file to write
+    pub out: PathBuf,
+    /// Type of the matrices
+    #[arg(long, value_name = "TYPE", value_parser = parse_type)]
+    pub to: DType,
+    /// Another type for tensors with PATTERN in their GGUF name (`*` is anything); the first that matches wins
+    #[arg(long, value_name = "PATTERN=TYPE", value_parser = Rule::parse)]
+    pub rule: Vec<Rule>,
+    /// Set a metadata string, such as general.license; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    pub meta: Vec<(String, String)>,
+    /// Replace OUT if it exists
+    #[arg(long)]
+    pub force: bool,
+}
+
 /// `snug list`.
 #[derive(Debug, Args)]
 #[command(
@@ -262,6 +296,11 @@ fn ids(s: &str) -> Result<Ids, String> {
     words.map(one).collect::<Result<_, _>>().map(Ids)
 }
 
+fn key_value(s: &str) -> Result<(String, String), String> {
+    let (key, value) = s.split_once('=').filter(|(k, _)| !k.is_empty()).ok_or("it must look like key=value")?;
+    Ok((key.to_string(), value.to_string()))
+}
+
 fn logit_bias(s: &str) -> Result<(u32, f32), String> {
     let (id, bias) = s.split_once('=').ok_or("it must look like 42=-1.5")?;
     let id = id.trim().parse().map_err(|_| format!("'{id}' is not a token id"))?;
@@ -276,7 +315,7 @@ mod tests {
     #[test]
     fn the_definition_is_consistent_and_every_help_has_an_example() {
         let mut all = Cli::command();
-        all.debug_assert();
+        all.clone().debug_assert();
         for c in all.get_subcommands_mut().filter(|c| c.get_name() != "help") {
             let help = c.render_long_help().to_string();
             assert!(help.contains("Example"), "{}", c.get_name());
@@ -287,7 +326,7 @@ mod tests {
     fn ids_are_read_as_people_and_json_write_them() {
         assert_eq!(ids("1,2, 3").unwrap().0, [1, 2, 3]);
         assert_eq!(ids("[4, 5]").unwrap().0, [4, 5]);
-        assert_eq!(ids("").unwrap().0, []);
+        assert!(ids("").unwrap().0.is_empty());
         assert!(ids("1,x").unwrap_err().contains("'x'"));
         assert!(ids("-1").is_err() && ids("4294967296").is_err());
     }

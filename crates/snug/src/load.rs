@@ -14,7 +14,7 @@ pub fn load(model: Option<&str>, on: &args::On, logit_rows: u32, verbose: bool) 
     let source = resolve::source(model)?;
     let how = OpenOptions { ask: ask(on, logit_rows), on: backend(on)? };
     let opened = Opened::open(source)?;
-    let mut bar = Bar::loading();
+    let mut bar = Bar::bytes("loading");
     let mut model = Model::load(opened, &how, &mut |p| bar.at(p.done, p.total))?;
     bar.clear();
     if verbose {

@@ -14,9 +14,9 @@ const LONG_PROMPT: u64 = 512;
 pub struct Bar(Option<ProgressBar>);
 
 impl Bar {
-    /// A bar over bytes being loaded.
-    pub fn loading() -> Self {
-        Self::new("loading {bar:30} {bytes}/{total_bytes} {bytes_per_sec}", 0)
+    /// A bar over bytes; `what` is done with them.
+    pub fn bytes(what: &str) -> Self {
+        Self::new(&format!("{what} {{bar:30}} {{bytes}}/{{total_bytes}} {{bytes_per_sec}}"), 0)
     }
     /// A bar over the tokens of a prompt.
     pub fn prefill(tokens: u64) -> Self {

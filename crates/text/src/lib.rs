@@ -17,4 +17,4 @@ pub use error::{Error, Result};
 pub use rendered::Rendered;
 pub use stop::{StopHit, StopMatcher};
 pub use template::{ChatTemplate, Prompt};
-pub use tokenizer::{GgufVocab, HfFiles, Specials, Tokenizer};
+pub use tokenizer::{GgufVocab, HfFiles, Specials, Tokenizer, pre_name};

@@ -333,7 +333,7 @@ fn nearly_template() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn no_template_crashes(source in nearly_template()) {
         let t = &spm();

@@ -318,6 +318,7 @@ fn long_runs_take_bounded_time() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn encoding_loses_nothing(text in "[\\PC\n\t ]{0,60}") {
         static BOTH: OnceLock<[Tokenizer; 2]> = OnceLock::new();

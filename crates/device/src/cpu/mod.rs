@@ -3,20 +3,30 @@
 //! What differs between instruction sets are tile decoders and a few inner loops, one file per set; an op is written
 //! once over them. The set is chosen when the device is made. No file names both a format and an op.
 
+mod chain;
+mod embed;
+mod experts;
+mod history;
 mod isa;
+mod lanes;
+mod linear;
+mod mat;
 pub mod pool;
-#[allow(dead_code, reason = "used by the ops as they move here")]
+mod product;
 mod ptr;
+mod recurrent;
+mod rows;
+mod span;
 
 use crate::device::Caps;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::host::HostMemory;
 use crate::host_device::{HostDevice, Kernels};
 use crate::op::Op;
-use crate::reference::ReferenceKernels;
-use crate::view::Buf;
+use crate::view::{Buf, View};
 use memory::RegionSizes;
 use pool::Pool;
+use ptr::Ptr;
 
 pub use isa::Isa;
 
@@ -39,12 +49,30 @@ pub struct CpuKernels {
 }
 
 /// What an op is run with.
-#[expect(dead_code, reason = "read by the ops as they move here")]
 struct Cx<'a> {
     mem: &'a HostMemory,
     pool: &'a Pool,
     isa: Isa,
     scratch: Buf,
+}
+
+impl Cx<'_> {
+    /// Address of a checked `f32` view.
+    fn f32(&self, v: &View) -> Result<Ptr<f32>> {
+        aligned(self.mem.ptr_mut(&v.buf)?.cast())
+    }
+    /// Address of a checked `i32` view.
+    fn i32(&self, v: &View) -> Result<Ptr<i32>> {
+        aligned(self.mem.ptr_mut(&v.buf)?.cast())
+    }
+    /// Address of floats that are only read, at any alignment.
+    fn floats(&self, b: &Buf) -> Result<Ptr<f32>> {
+        Ok(Ptr::of(self.mem.ptr(b)?.cast()))
+    }
+}
+
+fn aligned<T>(p: *mut T) -> Result<Ptr<T>> {
+    if p.is_aligned() { Ok(Ptr::new(p)) } else { Err(Error::BadBuf) }
 }
 
 impl Cpu {
@@ -71,45 +99,50 @@ impl Cpu {
 }
 
 impl Kernels for CpuKernels {
-    fn scratch(op: &Op, _caps: &Caps) -> u64 {
+    fn scratch(op: &Op, caps: &Caps) -> u64 {
         match op {
             Op::Embed { .. } => 0,
-            Op::Linear { .. } => 0,
-            Op::ExpertGroup { .. } => 0,
+            Op::Linear { x, w, .. } => linear::scratch(x, w),
+            Op::ExpertGroup { mid, h, e, part, .. } => experts::scratch(mid, h, e, *part),
             Op::RmsNorm { .. } => 0,
             Op::Rope { .. } => 0,
             Op::Gate { .. } => 0,
             Op::Glu { .. } => 0,
             Op::Add { .. } => 0,
             Op::Append { .. } => 0,
-            Op::Attention { .. } => 0,
-            Op::ConvSilu { .. } => 0,
-            Op::GatedDelta { .. } => 0,
+            Op::Attention { q, st, rows, .. } => history::scratch(q, st, rows, caps),
+            Op::ConvSilu { x, kernel, .. } => recurrent::conv_scratch(x, *kernel),
+            Op::GatedDelta { g, rows, .. } => recurrent::delta_scratch(g, rows, caps),
             Op::Route { .. } => 0,
             Op::Combine { .. } => 0,
             Op::GatherRows { .. } => 0,
         }
     }
     fn execute(&mut self, mem: &HostMemory, op: &Op, scratch: Buf) -> Result<()> {
-        let _cx = Cx { mem, pool: &self.pool, isa: self.isa, scratch };
-        // Every op gets an arm of its own; what still borrows the reference's code says so here.
-        let borrowed = || ReferenceKernels.execute(mem, op, scratch);
+        let cx = &Cx { mem, pool: &self.pool, isa: self.isa, scratch };
         match op {
-            Op::Embed { .. } => borrowed(),
-            Op::Linear { .. } => borrowed(),
-            Op::ExpertGroup { .. } => borrowed(),
-            Op::RmsNorm { .. } => borrowed(),
-            Op::Rope { .. } => borrowed(),
-            Op::Gate { .. } => borrowed(),
-            Op::Glu { .. } => borrowed(),
-            Op::Add { .. } => borrowed(),
-            Op::Append { .. } => borrowed(),
-            Op::Attention { .. } => borrowed(),
-            Op::ConvSilu { .. } => borrowed(),
-            Op::GatedDelta { .. } => borrowed(),
-            Op::Route { .. } => borrowed(),
-            Op::Combine { .. } => borrowed(),
-            Op::GatherRows { .. } => borrowed(),
+            Op::Embed { out, table, ids } => embed::embed(cx, out, table, ids),
+            Op::Linear { out, x, w, bias, add, .. } => linear::linear(cx, out, x, w, bias.as_ref(), *add),
+            Op::ExpertGroup { dst, mid, h, routed, e, pick, part, .. } => {
+                experts::expert_group(cx, &experts::Group { dst, mid, h, routed, e, pick, part: *part })
+            }
+            Op::RmsNorm { out, x, w, eps } => rows::rms_norm(cx, out, x, w.as_ref(), *eps),
+            Op::Rope { x, pos, rope } => rows::rope(cx, x, pos, rope),
+            Op::Gate { x, g, act } => rows::gate(cx, x, g, *act),
+            Op::Glu { out, gate, up, glu } => rows::glu(cx, out, gate, up, *glu),
+            Op::Add { x, y } => rows::add(cx, x, y),
+            Op::Append { st, rows, k, v } => history::append(cx, st, rows, k, v),
+            Op::Attention { out, q, st, rows, scale, window, sinks } => {
+                history::attention(cx, out, q, st, rows, *scale, *window, sinks.as_ref())
+            }
+            Op::ConvSilu { out, x, w, kernel, st, rows } => recurrent::conv_silu(cx, out, x, w, *kernel, st, rows),
+            Op::GatedDelta { out, qkv, a, b, decay, dt, g, st, rows } => {
+                let o = recurrent::Operands { out, qkv, a, b, decay, dt };
+                recurrent::gated_delta(cx, &o, g, st, rows)
+            }
+            Op::Route { out, logits, router } => rows::route(cx, out, logits, router),
+            Op::Combine { out, base, parts, w } => rows::combine(cx, out, base, parts, w),
+            Op::GatherRows { out, x, rows } => rows::gather_rows(cx, out, x, rows),
         }
     }
 }

@@ -297,7 +297,7 @@ mod tests {
                     for n in 0..300usize {
                         let sum = AtomicUsize::new(0);
                         pool.run(n % 17, &|t| _ = sum.fetch_add(t + 1, Relaxed)).unwrap();
-                        assert_eq!(sum.into_inner(), (1..=n % 17).sum());
+                        assert_eq!(sum.into_inner(), (1..=n % 17).sum::<usize>());
                     }
                 });
             }

@@ -13,7 +13,6 @@ use rustyline::error::ReadlineError;
 use rustyline::{Behavior, Config, DefaultEditor};
 use std::io::{BufRead, IsTerminal};
 use std::sync::atomic::Ordering;
-use text::ChatTemplate;
 
 const HELP: &str = "/reset  forget the conversation and begin a new one\n/help   this list\n/exit   leave (also Ctrl-D)\nCtrl-C  stop an answer";
 
@@ -21,7 +20,8 @@ const HELP: &str = "/reset  forget the conversation and begin a new one\n/help  
 pub fn run(a: &ChatArgs, verbose: bool) -> anyhow::Result<Ended> {
     answer::check(&a.sample)?;
     let mut model = load(a.model.as_deref(), &a.on, 1, verbose)?;
-    let template = ChatTemplate::for_model(model.template.as_deref(), model.tokenizer()?)?;
+    model.tokenizer()?;
+    let template = model.template.take().ok_or(text::Error::NoTemplate)?;
     let mut conversation = Conversation::new(template, a.system.clone());
     let how = how(a, &model);
     if verbose {

@@ -5,6 +5,7 @@ mod chat;
 mod inspect;
 mod list;
 mod logits;
+mod quantize;
 mod run;
 mod tokenize;
 
@@ -22,6 +23,7 @@ pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
         Command::Inspect(a) => inspect::run(&a),
         Command::Logits(a) => logits::run(&a, v),
         Command::Tokenize(a) => tokenize::run(&a),
+        Command::Quantize(a) => quantize::run(&a),
         Command::List(a) => list::run(&a),
     }
 }

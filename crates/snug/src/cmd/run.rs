@@ -12,7 +12,7 @@ use serde::Serialize;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use text::{ChatTemplate, Prompt, Rendered, Tokenizer};
+use text::{Prompt, Rendered, Tokenizer};
 
 enum Asked {
     Text(String),
@@ -68,12 +68,12 @@ fn prompt_ids(m: &Model, a: &RunArgs, text: String) -> anyhow::Result<Vec<u32>> 
 }
 
 fn templated(m: &Model, tokenizer: &Tokenizer, system: Option<&str>, text: String) -> anyhow::Result<Rendered> {
-    let template = match ChatTemplate::for_model(m.template.as_deref(), tokenizer) {
-        Err(text::Error::NoTemplate) if system.is_none() => {
-            note("note: the model has no chat template; the prompt is continued as it is (as with --raw)");
-            return Ok(Rendered::markup(text));
+    let Some(template) = &m.template else {
+        if system.is_some() {
+            return Err(text::Error::NoTemplate.into());
         }
-        other => other?,
+        note("note: the model has no chat template; the prompt is continued as it is (as with --raw)");
+        return Ok(Rendered::markup(text));
     };
     let message = |role: &str, text: &str| serde_json::json!({"role": role, "content": text});
     let mut messages: Vec<_> = system.map(|s| message("system", s)).into_iter().collect();

@@ -18,6 +18,7 @@ use crate::{Error, Rendered, Result};
 use added::{Added, Span};
 use bpe::Pipeline;
 use pieces::Pieces;
+pub use pre::pre_name;
 use spm::Spm;
 
 /// How special-token strings in a text are read.

@@ -14,6 +14,8 @@ use tokenizers::{
     },
 };
 
+use serde_json::Value;
+
 use crate::{Error, Result};
 
 /// A splitting rule and what goes with it.
@@ -152,6 +154,40 @@ impl Rule {
     }
 }
 
+/// The first name under which GGUF files know what a `tokenizer.json` does to text before its BPE: its `normalizer`, its
+/// `pre_tokenizer` and its model's `ignore_merges`. `None` where no rule here does the same.
+pub fn pre_name(
+    normalizer: Option<&Value>,
+    pre_tokenizer: Option<&Value>,
+    ignore_merges: bool,
+) -> Option<&'static str> {
+    let (wanted, nfc) = (steps(pre_tokenizer?), normalizer.is_some_and(|n| steps(n) == ["NFC"]));
+    if normalizer.is_some_and(|n| !n.is_null()) && !nfc {
+        return None;
+    }
+    let same = |r: &&Rule| {
+        let made = r.pre_tokenizer().ok().and_then(|p| serde_json::to_value(p).ok());
+        r.byte_level && r.nfc == nfc && r.ignore_merges == ignore_merges && made.is_some_and(|m| steps(&m) == wanted)
+    };
+    RULES.iter().find(same).and_then(|r| r.names.first()).copied()
+}
+
+/// What a step list does, without the fields that change nothing of the ids.
+fn steps(v: &Value) -> Vec<String> {
+    let field = |name: &str| v.get(name).map(Value::to_string).unwrap_or_default();
+    match v.get("type").and_then(Value::as_str) {
+        Some("Sequence") => {
+            let inner = v.get("pretokenizers").or_else(|| v.get("normalizers")).and_then(Value::as_array);
+            inner.into_iter().flatten().flat_map(steps).collect()
+        }
+        Some("Digits") => vec![format!("Digits {}", field("individual_digits"))],
+        Some("Split") => vec![format!("Split {} {} {}", field("pattern"), field("behavior"), field("invert"))],
+        Some("ByteLevel") => vec![format!("ByteLevel {} {}", field("add_prefix_space"), field("use_regex"))],
+        Some(other) => vec![other.to_string()],
+        None => Vec::new(),
+    }
+}
+
 fn isolate(pattern: &str) -> Result<PreTokenizerWrapper> {
     let pattern = SplitPattern::Regex(pattern.to_owned());
     Ok(Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(broken)?.into())
@@ -173,6 +209,19 @@ mod tests {
             rule.normalizer().unwrap();
             assert!(rule.names.iter().all(|n| seen.insert(n)), "{:?}", rule.names);
         }
+    }
+
+    #[test]
+    fn a_rule_is_recognised_by_what_it_does() {
+        for rule in RULES.iter().filter(|r| r.byte_level) {
+            let steps = serde_json::to_value(rule.pre_tokenizer().unwrap()).unwrap();
+            let nfc = rule.nfc.then(|| serde_json::json!({"type": "NFC"}));
+            let name = pre_name(nfc.as_ref(), Some(&steps), rule.ignore_merges).unwrap();
+            let found = Rule::by_name(Some(name)).unwrap();
+            assert_eq!(serde_json::to_value(found.pre_tokenizer().unwrap()).unwrap(), steps);
+        }
+        let other = serde_json::json!({"type": "Whitespace"});
+        assert_eq!(pre_name(None, Some(&other), false), None);
     }
 
     #[test]

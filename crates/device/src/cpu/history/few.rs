@@ -1,0 +1,380 @@
+//! Attention of decoded rows: the history of a row is cut into at most 32 partitions of whole pages, which different
+//! threads may read, and whose sums meet in a fixed tree. The cut follows from the row's own position, and so do its bits.
+
+use super::attention::{Attention, Sight, TILE, exp1};
+use super::pages::{PAGE, Trouble};
+use super::stored::{Stored, WithFormat, pick};
+use crate::cpu::Cx;
+use crate::cpu::lanes::{Lanes, Work, dispatch};
+use crate::error::Result;
+use crate::op::{Rows, StreamView};
+use crate::view::View;
+use memory::KvFormat;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Most partitions of a row.
+const PARTS: u32 = 32;
+/// Query heads whose scores of a tile are held at once.
+const HEADS: usize = 8;
+
+/// Most partitions that a row of this stream can have.
+pub fn parts(st: &StreamView, rows: &Rows) -> u64 {
+    let pages = if st.ring > 0 { st.ring } else { rows.page_table.cols };
+    pages.clamp(1, PARTS) as u64
+}
+
+/// Floats of scratch: of each partition of each (row, head) the maximum, the sum of weights and the weighted values.
+pub fn floats(q: &View, st: &StreamView, rows: &Rows) -> u64 {
+    rows.n as u64 * q.heads as u64 * parts(st, rows) * (q.cols as u64 + 2)
+}
+
+/// Pages of a partition, and how many partitions there are.
+#[derive(Copy, Clone, Debug, PartialEq)]
+struct Cut {
+    pages: usize,
+    parts: usize,
+}
+
+impl Cut {
+    fn of(s: &Sight) -> Cut {
+        let pages = s.last / PAGE - s.first / PAGE + 1;
+        let each = pages.div_ceil(PARTS as usize).next_power_of_two();
+        Cut { pages: each, parts: pages.div_ceil(each) }
+    }
+    /// Positions of partition `i`.
+    fn part(&self, s: &Sight, i: usize) -> Range<usize> {
+        let page = s.first / PAGE + i * self.pages;
+        s.first.max(page * PAGE)..(s.last + 1).min((page + self.pages) * PAGE)
+    }
+}
+
+#[derive(Copy, Clone)]
+struct Few<'a> {
+    a: Attention,
+    /// Partitions there is room for.
+    room: usize,
+    trouble: &'a Trouble,
+}
+
+impl Few<'_> {
+    /// Where a partition's maximum, sum and values lie.
+    fn held(&self, row: usize, head: usize, part: usize) -> *mut f32 {
+        let at = (row * self.a.q.heads + head) * self.room + part;
+        self.a.scratch.raw().wrapping_add(at * (self.a.d() + 2))
+    }
+    fn cut(&self, row: usize) -> Option<(Sight, Cut)> {
+        let sight = self.trouble.unless(self.a.sight(row))?;
+        let cut = Cut::of(&sight);
+        self.trouble.unless((cut.parts <= self.room).then_some((sight, cut)))
+    }
+}
+
+/// One partition of one row, for all query heads of a key head.
+struct Part<'a, S> {
+    few: Few<'a>,
+    row: usize,
+    kv: usize,
+    part: usize,
+    _format: PhantomData<S>,
+}
+
+impl<S: Stored> Work for Part<'_, S> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let (few, a) = (&self.few, &self.few.a);
+        let Some((sight, cut)) = few.cut(self.row) else { return };
+        if self.part >= cut.parts {
+            return;
+        }
+        let (group, d) = (a.group(), a.d());
+        for head in 0..group {
+            // SAFETY: scratch has room for d + 2 floats here, which belong to this partition.
+            unsafe {
+                let held = few.held(self.row, self.kv * group + head, self.part);
+                held.write(f32::NEG_INFINITY);
+                held.add(1).write_bytes(0, d + 1);
+            }
+        }
+        let Range { mut start, end } = cut.part(&sight, self.part);
+        while start < end {
+            let n = (start / TILE * TILE + TILE).min(end) - start;
+            let Some((keys, values)) = few.trouble.unless(a.pages.at(sight.seq, start, self.kv)) else { return };
+            let place = start % PAGE * a.pages.vector;
+            for first in (0..group).step_by(HEADS) {
+                let heads = self.kv * group + first..self.kv * group + group.min(first + HEADS);
+                // SAFETY: n vectors from `place` on lie in the page; a tile never leaves it.
+                unsafe { self.tile::<L>(heads, keys.add(place), values.add(place), n) };
+            }
+            start += n;
+        }
+    }
+}
+
+impl<S: Stored> Part<'_, S> {
+    #[inline(always)]
+    unsafe fn tile<L: Lanes>(&self, heads: Range<usize>, keys: *const u8, values: *const u8, n: usize) {
+        let (a, vector) = (&self.few.a, self.few.a.pages.vector);
+        let mut scores = [[f32::NEG_INFINITY; TILE]; HEADS];
+        let mut kept = [1.0; HEADS];
+        let q = |h: usize| a.q.at(self.row, heads.start + h).cast_const();
+        let held = |h: usize| self.few.held(self.row, heads.start + h, self.part);
+        let mut h = 0;
+        // SAFETY: n keys of d elements, queries of d columns, one row of scores per head; partitions as in `run`.
+        unsafe {
+            while h + 2 <= heads.len() {
+                let [x, y] = &mut scores[h..h + 2] else { return };
+                score::<L, S, 2>([q(h), q(h + 1)], keys, vector, n, a.d(), [x, y], a.scale);
+                h += 2;
+            }
+            if h < heads.len() {
+                score::<L, S, 1>([q(h)], keys, vector, n, a.d(), [&mut scores[h]], a.scale);
+            }
+            for h in 0..heads.len() {
+                let (max, sum) = (held(h), held(h).add(1));
+                let (m, kept_h, weights) = soften::<L>(&mut scores[h], n, *max);
+                (*max, kept[h]) = (m, kept_h);
+                *sum = *sum * kept_h + weights;
+            }
+            h = 0;
+            while h < heads.len() {
+                let p = |i: usize| scores[h + i].as_ptr();
+                let acc = |i: usize| held(h + i).add(2);
+                if h + 4 <= heads.len() {
+                    let (acc, p) = (std::array::from_fn(acc), std::array::from_fn(p));
+                    weigh::<L, S, 4>(
+                        acc,
+                        [kept[h], kept[h + 1], kept[h + 2], kept[h + 3]],
+                        p,
+                        values,
+                        vector,
+                        n,
+                        a.d(),
+                    );
+                    h += 4;
+                } else {
+                    weigh::<L, S, 1>([acc(0)], [kept[h]], [p(0)], values, vector, n, a.d());
+                    h += 1;
+                }
+            }
+        }
+    }
+}
+
+/// Scaled products of `H` queries with `n` keys, four keys at a time: lane-strided sums and a fixed tree each.
+#[inline(always)]
+unsafe fn score<L: Lanes, S: Stored, const H: usize>(
+    q: [*const f32; H],
+    keys: *const u8,
+    vector: usize,
+    n: usize,
+    d: usize,
+    to: [&mut [f32; TILE]; H],
+    scale: f32,
+) {
+    let whole = d / L::N * L::N;
+    for at in (0..n).step_by(4) {
+        // The last key stands in for those behind it.
+        let k: [*const u8; 4] = std::array::from_fn(|j| keys.wrapping_add((at + j).min(n - 1) * vector));
+        let mut acc = [[L::zero(); 4]; H];
+        // SAFETY: d elements of each key and query.
+        unsafe {
+            for i in (0..whole).step_by(L::N) {
+                let k = [S::load::<L>(k[0], i), S::load::<L>(k[1], i), S::load::<L>(k[2], i), S::load::<L>(k[3], i)];
+                for h in 0..H {
+                    let x = L::load(q[h].add(i));
+                    for j in 0..4 {
+                        acc[h][j] = x.fma(k[j], acc[h][j]);
+                    }
+                }
+            }
+            if whole < d {
+                for h in 0..H {
+                    let x = L::load_part(q[h].add(whole), d - whole);
+                    for j in 0..4 {
+                        acc[h][j] = x.fma(S::load_part::<L>(k[j], whole, d - whole), acc[h][j]);
+                    }
+                }
+            }
+        }
+        for h in 0..H {
+            let sums = L::sum4(acc[h]);
+            for j in 0..4.min(n - at) {
+                to[h][at + j] = sums[j] * scale;
+            }
+        }
+    }
+}
+
+/// Turns scores (minus infinity behind the first `n`) into weights `e^(s - m)`, m the greatest of them and of `before`.
+/// Returns m, `e^(before - m)` and the sum of the weights.
+#[inline(always)]
+pub fn soften<L: Lanes>(s: &mut [f32; TILE], n: usize, before: f32) -> (f32, f32, f32) {
+    let mut max = L::splat(before);
+    for part in s[..n.next_multiple_of(L::N)].chunks_exact(L::N) {
+        // SAFETY: N elements; TILE is a multiple of N.
+        max = max.max(unsafe { L::load(part.as_ptr()) });
+    }
+    let m = max.greatest();
+    let mut sum = L::zero();
+    for part in s[..n.next_multiple_of(L::N)].chunks_exact_mut(L::N) {
+        // SAFETY: as above.
+        unsafe {
+            let w = L::load(part.as_ptr()).sub(L::splat(m)).exp();
+            w.store(part.as_mut_ptr());
+            sum = sum.add(w);
+        }
+    }
+    (m, exp1::<L>(before - m), sum.sum())
+}
+
+/// `acc = kept * acc + sum_j p[j] v[j]` for `H` heads, keys in ascending order.
+#[inline(always)]
+unsafe fn weigh<L: Lanes, S: Stored, const H: usize>(
+    acc: [*mut f32; H],
+    kept: [f32; H],
+    p: [*const f32; H],
+    values: *const u8,
+    vector: usize,
+    n: usize,
+    d: usize,
+) {
+    let mut i = 0;
+    // SAFETY: d elements of each accumulator and each of n values, n weights.
+    unsafe {
+        while i + 2 * L::N <= d {
+            let mut sum = [[L::zero(); 2]; H];
+            for h in 0..H {
+                let by = L::splat(kept[h]);
+                sum[h] = [L::load(acc[h].add(i)).mul(by), L::load(acc[h].add(i + L::N)).mul(by)];
+            }
+            for j in 0..n {
+                let v = values.add(j * vector);
+                let v = [S::load::<L>(v, i), S::load::<L>(v, i + L::N)];
+                for h in 0..H {
+                    let w = L::splat(*p[h].add(j));
+                    sum[h] = [w.fma(v[0], sum[h][0]), w.fma(v[1], sum[h][1])];
+                }
+            }
+            for h in 0..H {
+                sum[h][0].store(acc[h].add(i));
+                sum[h][1].store(acc[h].add(i + L::N));
+            }
+            i += 2 * L::N;
+        }
+        while i < d {
+            for h in 0..H {
+                let mut sum = L::get(acc[h].add(i), d - i).mul(L::splat(kept[h]));
+                for j in 0..n {
+                    let v = values.add(j * vector);
+                    let v = if d - i < L::N { S::load_part::<L>(v, i, d - i) } else { S::load::<L>(v, i) };
+                    sum = L::splat(*p[h].add(j)).fma(v, sum);
+                }
+                sum.put(acc[h].add(i), d - i);
+            }
+            i += L::N;
+        }
+    }
+}
+
+/// Sums up the partitions of (row, head)s in a tree that their number alone decides.
+struct Meet<'a> {
+    few: Few<'a>,
+    of: Range<usize>,
+}
+
+impl Work for Meet<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let a = &self.few.a;
+        for i in self.of.clone() {
+            let (row, head) = (i / a.q.heads, i % a.q.heads);
+            let Some((_, cut)) = self.few.cut(row) else { return };
+            let held = |part| self.few.held(row, head, part);
+            let mut step = 1;
+            while step < cut.parts {
+                for part in (0..cut.parts - step).step_by(2 * step) {
+                    // SAFETY: two partitions of this (row, head), all written before this job began.
+                    unsafe { merge::<L>(held(part), held(part + step), a.d()) };
+                }
+                step *= 2;
+            }
+            // SAFETY: partition 0 holds the sum of all.
+            unsafe { a.finish::<L>(row, head, *held(0), *held(0).add(1), held(0).add(2)) };
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn merge<L: Lanes>(x: *mut f32, y: *const f32, d: usize) {
+    // SAFETY: d + 2 floats each.
+    unsafe {
+        let m = (*x).max(*y);
+        let (by_x, by_y) = (exp1::<L>(*x - m), exp1::<L>(*y - m));
+        *x = m;
+        let (by_x, by_y) = (L::splat(by_x), L::splat(by_y));
+        let mut i = 1;
+        while i < d + 2 {
+            let n = d + 2 - i;
+            let sum = L::get(y.add(i), n).fma(by_y, L::get(x.add(i), n).mul(by_x));
+            sum.put(x.add(i), n);
+            i += L::N;
+        }
+    }
+}
+
+struct Run<'a, 'b> {
+    cx: &'a Cx<'b>,
+    a: Attention,
+    room: usize,
+}
+
+impl WithFormat for Run<'_, '_> {
+    type Out = Result<()>;
+    fn with<S: Stored>(self) -> Result<()> {
+        let Run { cx, a, room } = self;
+        let trouble = Trouble::default();
+        let few = Few { a, room, trouble: &trouble };
+        let (rows, heads) = (a.q.rows, a.pages.heads);
+        let cuts = || (0..rows).filter_map(|r| few.cut(r));
+        let most = cuts().map(|(_, c)| c.parts).max().unwrap_or(0);
+        let keys: usize = cuts().map(|(s, _)| s.last + 1 - s.first).sum();
+        trouble.end()?;
+        let items = rows * heads * most;
+        let ns = keys * heads * a.d() * (a.group() + 1) / 16 / items.max(1);
+        cx.each(items, ns, |_, i| {
+            // Neighbouring items read neighbouring pages.
+            let (row, kv, part) = (i / most / heads, i / most % heads, i % most);
+            dispatch(cx.isa, Part { few, row, kv, part, _format: PhantomData::<S> })
+        })?;
+        cx.share(rows * a.q.heads, most * (20 + a.d() / 8), |of| dispatch(cx.isa, Meet { few, of }))?;
+        trouble.end()
+    }
+}
+
+pub fn attention(cx: &Cx, a: Attention, fmt: KvFormat, room: usize) -> Result<()> {
+    pick(fmt, Run { cx, a, room })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_covers_the_history_once_and_never_has_more_than_32_parts() {
+        for last in (0..300_000usize).step_by(251).chain([255, 256, 8191, 8192, 8193]) {
+            for first in [0, last / 3, last.saturating_sub(511), last] {
+                let s = Sight { seq: 0, first, last };
+                let cut = Cut::of(&s);
+                assert!(cut.parts <= PARTS as usize && cut.pages.is_power_of_two());
+                let mut next = first;
+                for i in 0..cut.parts {
+                    let part = cut.part(&s, i);
+                    assert!(part.start == next && part.start < part.end, "{s:?} {cut:?} {i}");
+                    next = part.end;
+                }
+                assert_eq!(next, last + 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Ops on the pages of keys and values.
+
+mod append;
+mod attention;
+mod few;
+mod many;
+mod pages;
+mod stored;
+
+pub use append::append;
+pub use attention::{attention, scratch};

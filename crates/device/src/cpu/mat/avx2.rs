@@ -1,0 +1,310 @@
+//! The kernels for AVX2 with FMA: those of the AVX-512 file on halves of a tile, with `maddubs` and `madd` in place of
+//! `dpbusd`.
+
+use super::quant::{self, GROUP};
+use super::tile::{CHUNK_GROUPS, chunk_bytes, locate};
+use super::tile_x86::{F16c, TileX86};
+use super::{TILE, Weights};
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+
+/// See [`super::QuantFn`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn quantise(x: &[f32], out: &mut [u8]) {
+    let k = x.len();
+    let out = out[..quant::row_bytes(k)].as_mut_ptr();
+    for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
+        // SAFETY: 32 floats are read from the group, 32 bytes and one group record written inside the row.
+        unsafe {
+            let v: [__m256; 4] = std::array::from_fn(|i| _mm256_loadu_ps(x.as_ptr().add(8 * i)));
+            // As integers, magnitudes order like floats, with infinity and NaN on top.
+            let bits = v.map(|v| _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(i32::MAX)));
+            let top = _mm256_max_epi32(_mm256_max_epi32(bits[0], bits[1]), _mm256_max_epi32(bits[2], bits[3]));
+            let (d, by) = quant::scales(f32::from_bits(max8(top)));
+            let q = v.map(|v| _mm256_cvtps_epi32(_mm256_mul_ps(v, _mm256_set1_ps(by))));
+            let sums = [sum8(_mm256_add_epi32(q[0], q[1])), sum8(_mm256_add_epi32(q[2], q[3]))];
+            // Packing works in 128-bit halves; the permutation puts the quads back in order.
+            let packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            _mm256_storeu_si256(out.add(g * GROUP).cast(), _mm256_permutevar8x32_epi32(packed, order));
+            quant::put_group(out, k, g, quant::group(d, sums));
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn max8(v: __m256i) -> u32 {
+    let v = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+    let v = _mm_max_epi32(v, _mm_shuffle_epi32::<0b01_00_11_10>(v));
+    _mm_cvtsi128_si32(_mm_max_epi32(v, _mm_shuffle_epi32::<0b10_11_00_01>(v))) as u32
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn sum8(v: __m256i) -> i32 {
+    let v = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
+    let v = _mm_add_epi32(v, _mm_shuffle_epi32::<0b01_00_11_10>(v));
+    _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32::<0b10_11_00_01>(v)))
+}
+
+/// A decoded chunk.
+#[repr(C, align(64))]
+struct Panel {
+    /// `[group][half][j]`: codes 4j .. 4j + 4 of each of eight rows.
+    codes: [[[__m256i; 8]; 2]; CHUNK_GROUPS],
+    scale: [[f32; TILE]; CHUNK_GROUPS],
+    min: [[f32; TILE]; CHUNK_GROUPS],
+    sub: [[[i32; TILE]; 2]; CHUNK_GROUPS],
+}
+
+/// Codes of one group of eight rows, transposed in units of four codes; signed where the offset is 128.
+///
+/// # Safety
+/// AVX2; the rows' groups are readable.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn transpose<T: TileX86>(rows: &[*const u8], g: usize) -> [__m256i; 8] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let codes = |n: usize| {
+            let (b, g) = locate::<T>(rows[n], g);
+            let v = T::vector(b, g);
+            if T::OFFSET == 128 { _mm256_xor_si256(v, _mm256_set1_epi8(-128)) } else { v }
+        };
+        // 4x4 transposition inside 128-bit lanes: [c] = code quads c and c + 4 of four rows.
+        let quad = |n: usize| {
+            let (a, b, c, d) = (codes(n), codes(n + 1), codes(n + 2), codes(n + 3));
+            let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+            let (ab2, cd2) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+            [
+                _mm256_unpacklo_epi64(ab, cd),
+                _mm256_unpackhi_epi64(ab, cd),
+                _mm256_unpacklo_epi64(ab2, cd2),
+                _mm256_unpackhi_epi64(ab2, cd2),
+            ]
+        };
+        let (u, v) = (quad(0), quad(4));
+        let mut y = [_mm256_setzero_si256(); 8];
+        for c in 0..4 {
+            y[c] = _mm256_permute2x128_si256::<0x20>(u[c], v[c]);
+            y[c + 4] = _mm256_permute2x128_si256::<0x31>(u[c], v[c]);
+        }
+        y
+    }
+}
+
+/// Decodes `groups` groups of the chunks that start at `rows`.
+///
+/// # Safety
+/// AVX2, FMA, F16C; the rows' groups are readable; `panel` is writable.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn decode<T: TileX86>(rows: &[*const u8; TILE], groups: usize, panel: *mut Panel) {
+    // SAFETY: the caller's promise; prefetching reads nothing.
+    unsafe {
+        for row in rows {
+            for line in (0..chunk_bytes::<T>()).step_by(64) {
+                _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(2 * chunk_bytes::<T>() + line).cast());
+            }
+        }
+        for g in 0..groups {
+            (*panel).codes[g] = [transpose::<T>(&rows[..8], g), transpose::<T>(&rows[8..], g)];
+            for (n, row) in rows.iter().enumerate() {
+                let (b, at) = locate::<T>(*row, g);
+                let steps = T::steps::<F16c>(b, at);
+                (*panel).scale[g][n] = steps.scale;
+                if T::MIN {
+                    (*panel).min[g][n] = steps.min;
+                }
+                if T::SUB {
+                    (*panel).sub[g][0][n] = steps.sub[0];
+                    (*panel).sub[g][1][n] = steps.sub[1];
+                }
+            }
+        }
+    }
+}
+
+/// The dot products of one group of eight weight rows with one activation row, exact.
+///
+/// # Safety
+/// AVX2; 32 codes are readable at `x`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn dots<T: TileX86>(y: &[__m256i; 8], sub: &[__m256i; 2], x: *const u8, sums: [i32; 2]) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let four = |j: usize| {
+            let x = _mm256_set1_epi32(x.add(4 * j).cast::<i32>().read_unaligned());
+            // Pairs of products must stay inside 16 bits: 2 * 128 * 127 do, 2 * 255 * 127 would not.
+            let pairs = if T::OFFSET == 128 {
+                _mm256_maddubs_epi16(_mm256_abs_epi8(y[j]), _mm256_sign_epi8(x, y[j]))
+            } else {
+                _mm256_maddubs_epi16(y[j], x)
+            };
+            _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+        };
+        let half = |first: usize, sum: i32| {
+            let offset = if T::OFFSET == 128 { 0 } else { T::OFFSET };
+            (first..first + 4).fold(_mm256_set1_epi32(-offset * sum), |acc, j| _mm256_add_epi32(acc, four(j)))
+        };
+        let (a, b) = (half(0, sums[0]), half(4, sums[1]));
+        if T::SUB {
+            _mm256_add_epi32(_mm256_mullo_epi32(a, sub[0]), _mm256_mullo_epi32(b, sub[1]))
+        } else {
+            _mm256_add_epi32(a, b)
+        }
+    }
+}
+
+/// See [`super::TileFn`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn blocks<T: TileX86>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]) {
+    acc.fill([0.0; TILE]);
+    let groups = w.k / GROUP;
+    let mut panel = MaybeUninit::<Panel>::uninit();
+    let panel = panel.as_mut_ptr();
+    for first in (0..groups).step_by(CHUNK_GROUPS) {
+        let here = CHUNK_GROUPS.min(groups - first);
+        let rows = std::array::from_fn(|n| w.at(n).wrapping_add(first / CHUNK_GROUPS * chunk_bytes::<T>()));
+        // SAFETY: the promise of `TileFn`. What is read of the panel was written by `decode` for the same groups.
+        unsafe {
+            decode::<T>(&rows, here, panel);
+            for (g, side) in (0..here).flat_map(|g| [(g, 0), (g, 1)]) {
+                let y = (*panel).codes[g][side];
+                let scale = _mm256_loadu_ps((*panel).scale[g].as_ptr().add(8 * side));
+                let min = if T::MIN { _mm256_loadu_ps((*panel).min[g].as_ptr().add(8 * side)) } else { scale };
+                let sub = if T::SUB {
+                    (*panel).sub[g].each_ref().map(|s| _mm256_loadu_si256(s.as_ptr().add(8 * side).cast()))
+                } else {
+                    [y[0]; 2]
+                };
+                for (&x, acc) in x.iter().zip(acc.iter_mut()) {
+                    let of = quant::get_group(x, w.k, first + g);
+                    let dot = dots::<T>(&y, &sub, x.add((first + g) * GROUP), of.sums);
+                    let by = _mm256_mul_ps(scale, _mm256_set1_ps(of.d));
+                    let acc = acc.as_mut_ptr().add(8 * side);
+                    let mut sum = _mm256_loadu_ps(acc);
+                    sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), by, sum);
+                    if T::MIN {
+                        sum = _mm256_fmadd_ps(min, _mm256_set1_ps(of.dsum), sum);
+                    }
+                    _mm256_storeu_ps(acc, sum);
+                }
+            }
+        }
+    }
+}
+
+/// A float format.
+pub trait Elem {
+    const BYTES: usize;
+    /// Eight elements.
+    ///
+    /// # Safety
+    /// AVX2 and F16C; eight elements are readable.
+    unsafe fn load(p: *const u8) -> __m256;
+}
+
+macro_rules! elem {
+    ($name:ident, $n:expr, |$p:ident| $body:expr) => {
+        #[doc = concat!(stringify!($name), " weights.")]
+        pub struct $name;
+        impl Elem for $name {
+            const BYTES: usize = $n;
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn load($p: *const u8) -> __m256 {
+                // SAFETY: the caller's promise.
+                unsafe { $body }
+            }
+        }
+    };
+}
+elem!(F32, 4, |p| _mm256_loadu_ps(p.cast()));
+elem!(F16, 2, |p| _mm256_cvtph_ps(_mm_loadu_si128(p.cast())));
+elem!(Bf16, 2, |p| {
+    let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+});
+
+/// `R` activation rows times two weight rows.
+///
+/// # Safety
+/// AVX2, FMA, F16C; all rows have `k` readable elements.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn register_tile<E: Elem, const R: usize>(w: [*const u8; 2], x: [*const u8; R], k: usize) -> [[f32; 2]; R] {
+    // SAFETY: the caller's promise: whole steps stay below k, and the last one works on copies.
+    unsafe {
+        let mut acc = [[[_mm256_setzero_ps(); 2]; 2]; R];
+        let whole = k / 16 * 16;
+        for at in (0..whole).step_by(16) {
+            step::<E, R>(&mut acc, w.map(|w| w.add(at * E::BYTES)), x.map(|x| x.cast::<f32>().add(at)));
+        }
+        if whole < k {
+            let (mut ws, mut xs) = ([[0u8; 64]; 2], [[0f32; 16]; R]);
+            for (to, w) in ws.iter_mut().zip(w) {
+                std::ptr::copy_nonoverlapping(w.add(whole * E::BYTES), to.as_mut_ptr(), (k - whole) * E::BYTES);
+            }
+            for (to, x) in xs.iter_mut().zip(x) {
+                std::ptr::copy_nonoverlapping(x.cast::<f32>().add(whole), to.as_mut_ptr(), k - whole);
+            }
+            step::<E, R>(&mut acc, ws.each_ref().map(|w| w.as_ptr()), xs.each_ref().map(|x| x.as_ptr()));
+        }
+        acc.map(|row| row.map(|v| sum(v)))
+    }
+}
+
+/// The products of the first sixteen elements.
+///
+/// # Safety
+/// As [`register_tile`]; the elements are readable.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn step<E: Elem, const R: usize>(acc: &mut [[[__m256; 2]; 2]; R], w: [*const u8; 2], x: [*const f32; R]) {
+    for half in [0, 1] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let w = w.map(|w| E::load(w.add(8 * half * E::BYTES)));
+            for (acc, x) in acc.iter_mut().zip(x) {
+                let x = _mm256_loadu_ps(x.add(8 * half));
+                for (acc, w) in acc.iter_mut().zip(w) {
+                    acc[half] = _mm256_fmadd_ps(w, x, acc[half]);
+                }
+            }
+        }
+    }
+}
+
+/// Lanes 8 apart, 4 apart, 2 apart, 1 apart.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn sum(v: [__m256; 2]) -> f32 {
+    let v = _mm256_add_ps(v[0], v[1]);
+    let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+    let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+    _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+}
+
+/// See [`super::TileFn`].
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn floats<E: Elem>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]) {
+    for n in (0..w.n).step_by(2) {
+        let rows = [w.at(n), w.at(n + 1)];
+        let (pairs, rest) = x.as_chunks::<2>();
+        let put = |acc: &mut [[f32; TILE]], y: &[[f32; 2]]| {
+            acc.iter_mut().zip(y).for_each(|(acc, y)| acc[n..n + 2].copy_from_slice(y));
+        };
+        // SAFETY: the promise of `TileFn`.
+        unsafe {
+            for (x, acc) in pairs.iter().zip(acc.chunks_mut(2)) {
+                put(acc, &register_tile::<E, 2>(rows, *x, w.k));
+            }
+            if let [last] = *rest {
+                put(&mut acc[2 * pairs.len()..], &register_tile::<E, 1>(rows, [last], w.k));
+            }
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! The kernels for AVX-512 with VNNI.
+//!
+//! A chunk of sixteen weight rows is decoded once into a panel whose vectors hold four consecutive codes of each of the
+//! sixteen rows; an activation row then needs one `dpbusd` with four broadcast codes for 64 products, and sums stay in
+//! the lane of their weight row from the first product to the last.
+
+use super::quant::{self, GROUP};
+use super::tile::{CHUNK_GROUPS, chunk_bytes, locate};
+use super::tile_x86::{F16c, TileX86};
+use super::{TILE, Weights};
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+
+/// See [`super::QuantFn`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub unsafe fn quantise(x: &[f32], out: &mut [u8]) {
+    let k = x.len();
+    let out = out[..quant::row_bytes(k)].as_mut_ptr();
+    for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
+        // SAFETY: 32 floats are read from the group, 32 bytes and one group record written inside the row.
+        unsafe {
+            let (a, b) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
+            // As integers, magnitudes order like floats, with infinity and NaN on top.
+            let bits = |v| _mm512_castps_si512(_mm512_abs_ps(v));
+            let amax = _mm512_reduce_max_epi32(_mm512_max_epi32(bits(a), bits(b)));
+            let (d, by) = quant::scales(f32::from_bits(amax as u32));
+            let by = _mm512_set1_ps(by);
+            let (a, b) = (_mm512_cvtps_epi32(_mm512_mul_ps(a, by)), _mm512_cvtps_epi32(_mm512_mul_ps(b, by)));
+            _mm_storeu_si128(out.add(g * GROUP).cast(), _mm512_cvtepi32_epi8(a));
+            _mm_storeu_si128(out.add(g * GROUP + 16).cast(), _mm512_cvtepi32_epi8(b));
+            let sums = [_mm512_reduce_add_epi32(a), _mm512_reduce_add_epi32(b)];
+            quant::put_group(out, k, g, quant::group(d, sums));
+        }
+    }
+}
+
+/// A decoded chunk.
+#[repr(C, align(64))]
+struct Panel {
+    /// `[group][j]`: codes 4j .. 4j + 4 of every row.
+    codes: [[__m512i; 8]; CHUNK_GROUPS],
+    scale: [[f32; TILE]; CHUNK_GROUPS],
+    min: [[f32; TILE]; CHUNK_GROUPS],
+    sub: [[[i32; TILE]; 2]; CHUNK_GROUPS],
+}
+
+/// Codes of one group of sixteen rows, transposed in units of four codes.
+///
+/// # Safety
+/// AVX-512 as in the file's kernels; the rows' groups are readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn transpose<T: TileX86>(rows: &[*const u8; TILE], g: usize) -> [__m512i; 8] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let codes = |n: usize| {
+            let (b, g) = locate::<T>(rows[n], g);
+            T::vector(b, g)
+        };
+        // Rows n and n + 4 side by side, so that the last step below yields rows 0 to 15 in order.
+        let pair = |n: usize| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(codes(n)), codes(n + 4));
+        // 4x4 transposition inside 128-bit lanes: [c] = code quads c and c + 4 of four rows and of the four behind.
+        let quad = |n: usize| {
+            let (a, b, c, d) = (pair(n), pair(n + 1), pair(n + 2), pair(n + 3));
+            let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+            let (ab2, cd2) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+            [
+                _mm512_unpacklo_epi64(ab, cd),
+                _mm512_unpackhi_epi64(ab, cd),
+                _mm512_unpacklo_epi64(ab2, cd2),
+                _mm512_unpackhi_epi64(ab2, cd2),
+            ]
+        };
+        let (u, v) = (quad(0), quad(8));
+        let mut z = [_mm512_setzero_si512(); 8];
+        for c in 0..4 {
+            z[c] = _mm512_shuffle_i64x2::<0b10_00_10_00>(u[c], v[c]);
+            z[c + 4] = _mm512_shuffle_i64x2::<0b11_01_11_01>(u[c], v[c]);
+        }
+        z
+    }
+}
+
+/// Decodes `groups` groups of the chunks that start at `rows`.
+///
+/// # Safety
+/// AVX-512 as in the file's kernels; the rows' groups are readable; `panel` is writable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn decode<T: TileX86>(rows: &[*const u8; TILE], groups: usize, panel: *mut Panel) {
+    // SAFETY: the caller's promise; prefetching reads nothing.
+    unsafe {
+        for row in rows {
+            for line in (0..chunk_bytes::<T>()).step_by(64) {
+                _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(2 * chunk_bytes::<T>() + line).cast());
+            }
+        }
+        for g in 0..groups {
+            (*panel).codes[g] = transpose::<T>(rows, g);
+            for (n, row) in rows.iter().enumerate() {
+                let (b, at) = locate::<T>(*row, g);
+                let steps = T::steps::<F16c>(b, at);
+                (*panel).scale[g][n] = steps.scale;
+                if T::MIN {
+                    (*panel).min[g][n] = steps.min;
+                }
+                if T::SUB {
+                    (*panel).sub[g][0][n] = steps.sub[0];
+                    (*panel).sub[g][1][n] = steps.sub[1];
+                }
+            }
+        }
+    }
+}
+
+/// The dot products of one group with one activation row, exact.
+///
+/// # Safety
+/// AVX-512 as in the file's kernels; 32 codes are readable at `x`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn dots<T: TileX86>(z: &[__m512i; 8], sub: &[__m512i; 2], x: *const u8, sums: [i32; 2]) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let quad = |j: usize| _mm512_set1_epi32(x.add(4 * j).cast::<i32>().read_unaligned());
+        let start = |sum: i32| _mm512_set1_epi32(-T::OFFSET * sum);
+        let half = |first: usize, start: __m512i| {
+            (first..first + 4).fold(start, |acc, j| _mm512_dpbusd_epi32(acc, z[j], quad(j)))
+        };
+        if T::SUB {
+            let (a, b) = (half(0, start(sums[0])), half(4, start(sums[1])));
+            _mm512_add_epi32(_mm512_mullo_epi32(a, sub[0]), _mm512_mullo_epi32(b, sub[1]))
+        } else {
+            // Two chains, so that the latency of one hides behind the other.
+            let b = half(4, _mm512_setzero_si512());
+            _mm512_add_epi32(half(0, start(sums[0] + sums[1])), b)
+        }
+    }
+}
+
+/// See [`super::TileFn`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub unsafe fn blocks<T: TileX86>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]) {
+    acc.fill([0.0; TILE]);
+    let groups = w.k / GROUP;
+    let mut panel = MaybeUninit::<Panel>::uninit();
+    let panel = panel.as_mut_ptr();
+    for first in (0..groups).step_by(CHUNK_GROUPS) {
+        let here = CHUNK_GROUPS.min(groups - first);
+        let rows = std::array::from_fn(|n| w.at(n).wrapping_add(first / CHUNK_GROUPS * chunk_bytes::<T>()));
+        // SAFETY: the promise of `TileFn`. What is read of the panel was written by `decode` for the same groups.
+        unsafe {
+            decode::<T>(&rows, here, panel);
+            for g in 0..here {
+                let z = (*panel).codes[g];
+                let scale = _mm512_loadu_ps((*panel).scale[g].as_ptr());
+                let min = if T::MIN { _mm512_loadu_ps((*panel).min[g].as_ptr()) } else { scale };
+                let sub = if T::SUB {
+                    (*panel).sub[g].each_ref().map(|s| _mm512_loadu_si512(s.as_ptr().cast()))
+                } else {
+                    [z[0]; 2]
+                };
+                for (&x, acc) in x.iter().zip(acc.iter_mut()) {
+                    let of = quant::get_group(x, w.k, first + g);
+                    let dot = dots::<T>(&z, &sub, x.add((first + g) * GROUP), of.sums);
+                    let by = _mm512_mul_ps(scale, _mm512_set1_ps(of.d));
+                    let mut sum = _mm512_loadu_ps(acc.as_ptr());
+                    sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), by, sum);
+                    if T::MIN {
+                        sum = _mm512_fmadd_ps(min, _mm512_set1_ps(of.dsum), sum);
+                    }
+                    _mm512_storeu_ps(acc.as_mut_ptr(), sum);
+                }
+            }
+        }
+    }
+}
+
+/// A float format.
+pub trait Elem {
+    const BYTES: usize;
+    /// Sixteen elements, or those of `mask` and zeros.
+    ///
+    /// # Safety
+    /// AVX-512 as in the file's kernels; the elements of `mask` are readable.
+    unsafe fn load(p: *const u8, mask: u16) -> __m512;
+}
+
+macro_rules! elem {
+    ($name:ident, $n:expr, |$p:ident, $mask:ident| $body:expr) => {
+        #[doc = concat!(stringify!($name), " weights.")]
+        pub struct $name;
+        impl Elem for $name {
+            const BYTES: usize = $n;
+            #[inline]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+            unsafe fn load($p: *const u8, $mask: u16) -> __m512 {
+                // SAFETY: the caller's promise; masked-off elements are not touched.
+                unsafe { $body }
+            }
+        }
+    };
+}
+elem!(F32, 4, |p, mask| _mm512_maskz_loadu_ps(mask, p.cast()));
+elem!(F16, 2, |p, mask| _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, p.cast())));
+elem!(Bf16, 2, |p, mask| {
+    let wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, p.cast()));
+    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+});
+
+/// `R` activation rows times four weight rows.
+///
+/// # Safety
+/// AVX-512 as in the file's kernels; all rows have `k` readable elements.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn register_tile<E: Elem, const R: usize>(w: [*const u8; 4], x: [*const u8; R], k: usize) -> [[f32; 4]; R] {
+    // SAFETY: the caller's promise: the mask covers exactly the elements below k.
+    unsafe {
+        let mut acc = [[_mm512_setzero_ps(); 4]; R];
+        let whole = k / 16 * 16;
+        for at in (0..whole).step_by(16) {
+            step::<E, R>(&mut acc, w, x, at, u16::MAX);
+        }
+        if whole < k {
+            step::<E, R>(&mut acc, w, x, whole, (1 << (k - whole)) - 1);
+        }
+        acc.map(|row| row.map(|v| sum(v)))
+    }
+}
+
+/// The products of the elements of `mask` behind `at`.
+///
+/// # Safety
+/// As [`register_tile`]; the elements are readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn step<E: Elem, const R: usize>(
+    acc: &mut [[__m512; 4]; R],
+    w: [*const u8; 4],
+    x: [*const u8; R],
+    at: usize,
+    mask: u16,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let w = w.map(|w| E::load(w.add(at * E::BYTES), mask));
+        for (acc, x) in acc.iter_mut().zip(x) {
+            let x = _mm512_maskz_loadu_ps(mask, x.cast::<f32>().add(at));
+            for (acc, w) in acc.iter_mut().zip(w) {
+                *acc = _mm512_fmadd_ps(w, x, *acc);
+            }
+        }
+    }
+}
+
+/// Lanes 8 apart, 4 apart, 2 apart, 1 apart.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn sum(v: __m512) -> f32 {
+    let v = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+    let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+    let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+    _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+}
+
+/// See [`super::TileFn`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub unsafe fn floats<E: Elem>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]) {
+    for n in (0..w.n).step_by(4) {
+        let rows = std::array::from_fn(|i| w.at(n + i));
+        let (fours, rest) = x.as_chunks::<4>();
+        let put = |acc: &mut [[f32; TILE]], y: &[[f32; 4]]| {
+            acc.iter_mut().zip(y).for_each(|(acc, y)| acc[n..n + 4].copy_from_slice(y));
+        };
+        // SAFETY: the promise of `TileFn`.
+        unsafe {
+            for (x, acc) in fours.iter().zip(acc.chunks_mut(4)) {
+                put(acc, &register_tile::<E, 4>(rows, *x, w.k));
+            }
+            let acc = &mut acc[4 * fours.len()..];
+            match *rest {
+                [a] => put(acc, &register_tile::<E, 1>(rows, [a], w.k)),
+                [a, b] => put(acc, &register_tile::<E, 2>(rows, [a, b], w.k)),
+                [a, b, c] => put(acc, &register_tile::<E, 3>(rows, [a, b, c], w.k)),
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Products of weight rows with activation rows, for every format and instruction set.
+//!
+//! One kernel computes a *tile*: [`TILE`] weight rows times any number of activation rows. Each number it yields is a
+//! function of its own weight row and activation row alone, summed along k in one fixed order, so no tiling, row count
+//! or thread count can change a bit, and the two row classes need no kernels of their own.
+//!
+//! - Float formats (f32, f16, bf16) meet f32 activations: sixteen f32 lanes, lane i summing the products of elements
+//!   i, i + 16, ...; then lanes 8 apart are added, 4 apart, 2 apart, 1 apart.
+//! - Block formats meet activations of eight bits (see [`quant`]): per group of 32 an exact integer dot product, then
+//!   `acc += dot * (scale * d)` and, where the format has offsets, `acc += offset * d * sum(q)`, group after group in
+//!   fused f32. Integers make this the same on every instruction set.
+//!
+//! [`pick`] chooses by format and instruction set; formats are in `tile32`, `tile256` (what they mean) and `tile_x86`
+//! (how vectors read them), kernels in one file per instruction set.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+pub mod quant;
+mod scalar;
+mod tile;
+mod tile256;
+mod tile32;
+#[cfg(target_arch = "x86_64")]
+mod tile_x86;
+
+use super::isa::Isa;
+use checkpoint::{Block, DType, Format};
+
+/// Weight rows of one kernel call.
+pub const TILE: usize = 16;
+
+/// Weight rows in file layout.
+#[derive(Copy, Clone, Debug)]
+pub struct Weights {
+    /// The first row, at any alignment.
+    pub base: *const u8,
+    /// Bytes from row to row.
+    pub row: usize,
+    /// Rows, `1 ..= TILE`.
+    pub n: usize,
+    /// Elements of a row.
+    pub k: usize,
+}
+
+impl Weights {
+    /// Row `i`, or the last one beyond the end: kernels always work on whole tiles.
+    #[inline(always)]
+    fn at(&self, i: usize) -> *const u8 {
+        // In bounds for a caller that kept the promise of `TileFn`; wrapping, so that nothing depends on it here.
+        self.base.wrapping_add(i.min(self.n - 1) * self.row)
+    }
+}
+
+/// Writes `acc[r][i] = x[r] . w[i]` for every activation row; columns from `w.n` on are arbitrary.
+///
+/// # Safety
+/// The instruction set is available; all `w.n` rows are readable; each of `x` is a row of `w.k` elements in the form
+/// that the kernel's [`Operand`] names; `acc` has as many rows as `x`.
+pub type TileFn = unsafe fn(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]);
+
+/// Quantises the f32 row `x` into `out` ([`quant::row_bytes`] of it).
+///
+/// # Safety
+/// The instruction set is available; `x.len()` is a multiple of 32.
+pub type QuantFn = unsafe fn(x: &[f32], out: &mut [u8]);
+
+/// What a kernel reads as activations.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Operand {
+    /// f32, 4-byte aligned.
+    F32,
+    /// Rows of [`quant`].
+    Q8,
+}
+
+/// How one format is multiplied.
+#[derive(Copy, Clone, Debug)]
+pub struct MatKernel {
+    /// Form of the activations.
+    pub operand: Operand,
+    /// The kernel.
+    pub tile: TileFn,
+}
+
+/// The form of activations that a format meets, on every instruction set; `None` where no kernel exists.
+pub fn operand(f: &Format) -> Option<Operand> {
+    match f {
+        Format::Plain(DType::F32 | DType::F16 | DType::BF16) => Some(Operand::F32),
+        Format::Plain(DType::Block(_)) => Some(Operand::Q8),
+        _ => None,
+    }
+}
+
+/// The quantiser of an instruction set.
+pub fn quantiser(isa: Isa) -> QuantFn {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => avx512::quantise,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => avx2::quantise,
+        _ => scalar::quantise,
+    }
+}
+
+/// The kernel of a format on an instruction set.
+pub fn pick(f: &Format, isa: Isa) -> Option<MatKernel> {
+    let Format::Plain(t) = f else { return None };
+    let tile = match isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => table!(avx512, t),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => table!(avx2, t),
+        _ => table!(scalar, t),
+    };
+    Some(MatKernel { operand: operand(f)?, tile: tile? })
+}
+
+/// One line per format; the kernels of an instruction set are `floats` and `blocks`, generic over what they read.
+macro_rules! table {
+    ($isa:ident, $dtype:expr) => {{
+        let tile: Option<TileFn> = match $dtype {
+            DType::F32 => Some($isa::floats::<$isa::F32>),
+            DType::F16 => Some($isa::floats::<$isa::F16>),
+            DType::BF16 => Some($isa::floats::<$isa::Bf16>),
+            DType::Block(b) => Some(match b {
+                Block::Q4_0 => $isa::blocks::<tile32::Q4_0>,
+                Block::Q4_1 => $isa::blocks::<tile32::Q4_1>,
+                Block::Q5_0 => $isa::blocks::<tile32::Q5_0>,
+                Block::Q5_1 => $isa::blocks::<tile32::Q5_1>,
+                Block::Q8_0 => $isa::blocks::<tile32::Q8_0>,
+                Block::Iq4Nl => $isa::blocks::<tile32::Iq4Nl>,
+                Block::Mxfp4 => $isa::blocks::<tile32::Mxfp4>,
+                Block::Q4K => $isa::blocks::<tile256::Q4K>,
+                Block::Q5K => $isa::blocks::<tile256::Q5K>,
+                Block::Q6K => $isa::blocks::<tile256::Q6K>,
+                Block::Iq4Xs => $isa::blocks::<tile256::Iq4Xs>,
+            }),
+            _ => None,
+        };
+        tile
+    }};
+}
+use table;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+//! Tile decoders against the decoders of `checkpoint`, on random bytes and on the ends of their ranges.
+
+use super::tile::{CHUNK_GROUPS, Half, Tile, chunk_bytes, locate};
+use super::{tile32, tile256};
+use checkpoint::{Block, DType};
+
+struct Exact;
+impl Half for Exact {
+    unsafe fn f32(bits: [u8; 2]) -> f32 {
+        half::f16::from_le_bytes(bits).to_f32()
+    }
+}
+
+/// Random blocks, then blocks of one repeated byte: all zeros, all ones and in between.
+fn blocks(bytes: usize) -> Vec<Vec<u8>> {
+    let mut state = 1u64;
+    let mut random = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as u8
+    };
+    let mut all: Vec<Vec<u8>> = (0..600).map(|_| (0..bytes).map(|_| random()).collect()).collect();
+    all.extend((0..=255).map(|b| vec![b; bytes]));
+    all
+}
+
+fn agree<T: Tile>(block: Block, vector: impl Fn(&T::Block, usize) -> Option<[u8; 32]>) {
+    let blocks_in_chunk = CHUNK_GROUPS / T::GROUPS;
+    for bytes in blocks(chunk_bytes::<T>()) {
+        let mut want = vec![0f32; 256];
+        assert_eq!(bytes.len(), block.bytes() * blocks_in_chunk);
+        DType::Block(block).decode(&bytes, &mut want).unwrap();
+        for g in 0..CHUNK_GROUPS {
+            // SAFETY: the chunk is whole, and `Exact` needs nothing.
+            let (b, at, steps) = unsafe {
+                let (b, at) = locate::<T>(bytes.as_ptr(), g);
+                (b, at, T::steps::<Exact>(b, at))
+            };
+            let codes = T::codes(b, at);
+            assert!(vector(b, at).is_none_or(|v| v == codes), "{block}: vectors read other codes");
+            assert!(T::OFFSET == 128 || codes.iter().all(|&c| c < 64));
+            for (i, code) in codes.into_iter().enumerate() {
+                let scale = if T::SUB { steps.scale * steps.sub[i / 16] as f32 } else { steps.scale };
+                let plain = scale * (code as i32 - T::OFFSET) as f32;
+                let w = if T::MIN { plain + steps.min } else { plain };
+                let want = want[32 * g + i];
+                assert!(w == want || (w.is_nan() && want.is_nan()), "{block} group {g} element {i}: {w}, not {want}");
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn vector<T: super::tile_x86::TileX86>(b: &T::Block, g: usize) -> Option<[u8; 32]> {
+    // SAFETY: asked for only where AVX2 is available; both types are 32 plain bytes.
+    is_x86_feature_detected!("avx2").then(|| unsafe { std::mem::transmute(T::vector(b, g)) })
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn vector<T: Tile>(_: &T::Block, _: usize) -> Option<[u8; 32]> {
+    None
+}
+
+#[test]
+fn codes_and_steps_are_the_weights() {
+    agree::<tile32::Q4_0>(Block::Q4_0, vector::<tile32::Q4_0>);
+    agree::<tile32::Q4_1>(Block::Q4_1, vector::<tile32::Q4_1>);
+    agree::<tile32::Q5_0>(Block::Q5_0, vector::<tile32::Q5_0>);
+    agree::<tile32::Q5_1>(Block::Q5_1, vector::<tile32::Q5_1>);
+    agree::<tile32::Q8_0>(Block::Q8_0, vector::<tile32::Q8_0>);
+    agree::<tile32::Iq4Nl>(Block::Iq4Nl, vector::<tile32::Iq4Nl>);
+    agree::<tile32::Mxfp4>(Block::Mxfp4, vector::<tile32::Mxfp4>);
+    agree::<tile256::Q4K>(Block::Q4K, vector::<tile256::Q4K>);
+    agree::<tile256::Q5K>(Block::Q5K, vector::<tile256::Q5K>);
+    agree::<tile256::Q6K>(Block::Q6K, vector::<tile256::Q6K>);
+    agree::<tile256::Iq4Xs>(Block::Iq4Xs, vector::<tile256::Iq4Xs>);
+}
+
+#[test]
+fn quantisers_agree_to_the_bit() {
+    use super::{quant, quantiser};
+    use crate::cpu::Isa;
+    let mut x: Vec<f32> = (0..320).map(|i| ((i * 7919 % 641) as f32 - 320.0) / 37.0).collect();
+    // Ties, a lone large value, zeros, subnormals, the largest finite, infinity, NaN.
+    x[..32].iter_mut().enumerate().for_each(|(i, x)| *x = (i as f32 - 15.5) * 8.0);
+    x[40] = 3e4;
+    x[64..96].fill(0.0);
+    x[96..128].fill(1e-41);
+    x[130] = f32::MAX;
+    x[165] = f32::NEG_INFINITY;
+    x[195] = f32::NAN;
+    let of = |isa| {
+        let mut row = vec![0x55; quant::row_bytes(x.len())];
+        // SAFETY: the instruction set is available and x is whole groups.
+        unsafe { quantiser(isa)(&x, &mut row) }
+        row
+    };
+    let plain = of(Isa::Scalar);
+    for isa in Isa::ALL.into_iter().filter(|i| i.available()) {
+        let (row, codes) = (of(isa), x.len());
+        for g in (0..10).filter(|g| ![5, 6].contains(g)) {
+            assert_eq!(row[g * 32..g * 32 + 32], plain[g * 32..g * 32 + 32], "{isa:?} group {g}");
+        }
+        for g in 0..10 {
+            // SAFETY: the quantiser wrote ten groups.
+            let (a, b) =
+                unsafe { (quant::get_group(row.as_ptr(), codes, g), quant::get_group(plain.as_ptr(), codes, g)) };
+            assert_eq!(a.d.is_nan(), [5, 6].contains(&g));
+            assert!(a == b || a.d.is_nan() && b.d.is_nan(), "{isa:?} group {g}: {a:?}, not {b:?}");
+        }
+    }
+}

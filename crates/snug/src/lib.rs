@@ -1,0 +1,3 @@
+//! What the command line does that no other crate should hold.
+
+pub mod quantize;

@@ -1,0 +1,192 @@
+//! The tensors of the new file: where each comes from, and streaming it through.
+
+use super::kinds::choose;
+use super::{Options, encode, rearrange};
+use anyhow::{Result, bail};
+use checkpoint::{ByteRange, Checkpoint, DType, TensorInfo};
+use model::Family;
+use model::want::{Export, Want};
+use std::collections::HashMap;
+use weights::{Bound, Canon, Data, Role};
+
+/// One tensor to write.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Its name in the new file.
+    pub name: String,
+    /// Slowest dimension first.
+    pub shape: Vec<u64>,
+    /// Its new type.
+    pub to: DType,
+    /// Whether that is not the type that was asked for.
+    pub substituted: bool,
+    from: From,
+}
+
+#[derive(Clone, Debug)]
+enum From {
+    /// The bytes as they are.
+    Copy(ByteRange),
+    /// Matrices one behind the other, each `[rows, k]`.
+    Matrices { parts: Vec<ByteRange>, dtype: DType, export: Export },
+    /// Values that are at hand.
+    Values(Vec<f32>),
+    /// A vector, canonicalised.
+    Vector { range: ByteRange, dtype: DType, canon: Canon, export: Export },
+}
+
+impl Job {
+    /// Bytes of its data.
+    pub fn bytes(&self) -> u64 {
+        let k = self.shape.last().copied().unwrap_or(1);
+        let rows: u64 = self.shape.iter().rev().skip(1).product();
+        self.to.row_bytes(k).unwrap_or(0) * rows
+    }
+}
+
+/// The tensors of a GGUF: the same, in other types. What cannot be decoded is copied.
+pub fn from_gguf(ck: &Checkpoint, how: &Options) -> Result<Vec<Job>> {
+    Ok(ck.tensors().map(|t| requantized(t, how)).collect())
+}
+
+fn requantized(t: &TensorInfo, how: &Options) -> Job {
+    let shape = t.shape.to_vec();
+    let matrix = shape.iter().filter(|&&d| d > 1).count() >= 2;
+    let (to, substituted) = choose(&t.name, &shape, t.dtype, how.to, &how.rules);
+    let keep = !matrix || !t.dtype.decodable() || t.dtype == to;
+    if keep {
+        return Job { name: t.name.to_string(), shape, to: t.dtype, substituted: false, from: From::Copy(t.at) };
+    }
+    let from = From::Matrices { parts: vec![t.at], dtype: t.dtype, export: Export::Same };
+    Job { name: t.name.to_string(), shape, to, substituted, from }
+}
+
+/// The tensors of a family, by the names GGUF files have for them.
+pub fn from_family(family: &dyn Family, bounds: &[Bound], how: &Options) -> Result<Vec<Job>> {
+    let wants: HashMap<_, _> = family.tensors().iter().map(|w| (w.id, w)).collect();
+    let mut jobs = Vec::new();
+    for b in bounds {
+        let Some(want) = wants.get(&b.id) else { bail!("parameter {} is not the family's", b.name) };
+        jobs.extend(job(want, b, how)?);
+    }
+    Ok(jobs)
+}
+
+fn job(want: &Want, b: &Bound, how: &Options) -> Result<Option<Job>> {
+    let Some(place) = want.gguf.first() else { bail!("{} has no name in a GGUF", b.name) };
+    let name = place.name.clone();
+    let shape = want.shape.clone();
+    let f32_job = |from| Job { name: name.clone(), shape: shape.clone(), to: DType::F32, substituted: false, from };
+    if let Data::Values(values) = &b.data {
+        return Ok(divisors(want.export, values).map(|v| f32_job(From::Values(v))));
+    }
+    if b.role == Role::Vector {
+        let Data::Whole { range, .. } = b.data else { bail!("{} is a vector in pieces", b.name) };
+        let (dtype, canon, export) = (b.dtype, b.canon.clone(), want.export);
+        return Ok(Some(f32_job(From::Vector { range, dtype, canon, export })));
+    }
+    let (to, substituted) = choose(&name, &shape, b.dtype, how.to, &how.rules);
+    let from = From::Matrices { parts: parts(b)?, dtype: b.dtype, export: want.export };
+    Ok(Some(Job { name, shape, to, substituted, from }))
+}
+
+/// Rope frequencies as the divisors a GGUF keeps, `None` where there is nothing to divide.
+fn divisors(export: Export, freqs: &[f32]) -> Option<Vec<f32>> {
+    let Export::Divisors { theta, dims } = export else { return None };
+    let by: Vec<f32> = model::rope::plain(theta, dims).zip(freqs).map(|(plain, f)| plain / f).collect();
+    by.iter().any(|&d| d != 1.0).then_some(by)
+}
+
+fn parts(b: &Bound) -> Result<Vec<ByteRange>> {
+    let one = b.matrix_bytes();
+    let count = if let Role::Experts { count, .. } = b.role { count as u64 } else { 1 };
+    Ok(match &b.data {
+        Data::Whole { range, first, step } => {
+            (0..count).map(|e| ByteRange { file: range.file, off: range.off + first + e * step, len: one }).collect()
+        }
+        Data::Each(ranges) => ranges.clone(),
+        Data::Values(_) => bail!("{} has no file", b.name),
+    })
+}
+
+/// Rows handled at a time: a few MiB of f32.
+fn batch(k: u64) -> u64 {
+    ((2 << 20) / k.max(1)).max(1)
+}
+
+/// Streams one tensor's bytes.
+pub fn write(ck: &Checkpoint, job: &Job, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    match &job.from {
+        From::Copy(r) => copy(ck, *r, put),
+        From::Values(v) => put(&encode::rows(DType::F32, v.len(), v)?),
+        From::Vector { range, dtype, canon, export } => {
+            let k: u64 = job.shape.iter().skip(1).product();
+            let n = job.shape[0];
+            let mut values = vec![0.0; (n * k) as usize];
+            let mut bytes = vec![0; range.len as usize];
+            ck.read_at(*range, &mut bytes)?;
+            dtype.decode(&bytes, &mut values)?;
+            canon.apply(&mut values);
+            let k = k as usize;
+            let moved: Vec<f32> = (0..n)
+                .flat_map(|i| {
+                    let at = rearrange::row_of(*export, i, n) as usize;
+                    values[at * k..(at + 1) * k].iter().copied()
+                })
+                .collect();
+            put(&encode::rows(DType::F32, moved.len(), &moved)?)
+        }
+        From::Matrices { parts, dtype, export } => {
+            parts.iter().try_for_each(|part| matrix(ck, job, *part, *dtype, *export, put))
+        }
+    }
+}
+
+fn copy(ck: &Checkpoint, r: ByteRange, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    const STEP: u64 = 4 << 20;
+    let mut buf = vec![0; STEP.min(r.len) as usize];
+    let mut at = 0;
+    while at < r.len {
+        let len = STEP.min(r.len - at);
+        ck.read_at(ByteRange { file: r.file, off: r.off + at, len }, &mut buf[..len as usize])?;
+        put(&buf[..len as usize])?;
+        at += len;
+    }
+    Ok(())
+}
+
+fn matrix(
+    ck: &Checkpoint,
+    job: &Job,
+    part: ByteRange,
+    dtype: DType,
+    export: Export,
+    put: &mut dyn FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let k = job.shape.last().copied().unwrap_or(1);
+    let row = dtype.row_bytes(k)?;
+    let rows = part.len / row.max(1);
+    let moves_rows = matches!(export, Export::TileRows { .. } | Export::AdjacentRope { .. });
+    let mut first = 0;
+    while first < rows {
+        let n = batch(k).min(rows - first);
+        let mut values = Vec::with_capacity((n * k) as usize);
+        let mut bytes = vec![0; (if moves_rows { row } else { row * n }) as usize];
+        let mut old = vec![0.0; bytes.len() / row as usize * k as usize];
+        let mut new = Vec::new();
+        let steps = if moves_rows { n } else { 1 };
+        for i in 0..steps {
+            let at = if moves_rows { rearrange::row_of(export, first + i, rows) } else { first };
+            let r = ByteRange { file: part.file, off: part.off + at * row, len: bytes.len() as u64 };
+            ck.read_at(r, &mut bytes)?;
+            dtype.decode(&bytes, &mut old)?;
+            for line in old.chunks_exact(k as usize) {
+                rearrange::cols(export, line, &mut new);
+                values.extend_from_slice(&new);
+            }
+        }
+        put(&encode::rows(job.to, k as usize, &values)?)?;
+        first += n;
+    }
+    Ok(())
+}
