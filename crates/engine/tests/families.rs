@@ -70,3 +70,189 @@ fn reference_logits_are_those_of_transformers() {
 fn cpu_logits_are_those_of_transformers() {
     MODELS.iter().for_each(|m| check_logits(m, cpu()));
 }
+
+#[test]
+fn greedy_continuations_and_decode_steps_are_those_of_transformers() {
+    for name in MODELS {
+        let Rig { mut model, expected, _dir } = rig(name, cpu());
+        let (exec, greedy) = (&mut model.exec, &expected.greedy);
+        let seq = exec.open().unwrap();
+        let no = AtomicBool::new(false);
+        let prompt = &expected.ids[..greedy.prompt];
+        let mut logits = exec.prefill(seq, prompt, Wanted::Last, &no, &mut |_| {}).unwrap();
+        for (&want, &gap) in greedy.ids.iter().zip(&greedy.top2_gap) {
+            assert!(gap > 2.0 * TOLERANCE, "{name}: a near tie proves nothing");
+            assert_eq!(argmax(&logits), Some(want), "{name}");
+            logits = exec.decode(&[(seq, want)]).unwrap();
+        }
+    }
+}
+
+/// Prompt lengths around the recurrent chunk of 64, the page of 256 and the prefill chunk.
+const LENGTHS: [usize; 7] = [1, 63, 64, 65, 200, 257, 600];
+
+#[test]
+fn prefill_in_parts_on_the_grid_agrees_to_the_bit() {
+    for name in ["llama-b", "qwen3_5_moe-a", "qwen3_5_moe-b"] {
+        let Rig { mut model, expected, _dir } = rig(name, cpu());
+        for n in LENGTHS {
+            let ids = &expected.ids[..n];
+            let whole = prefilled(&mut model.exec, ids, &[n]);
+            for parts in [vec![64; n.div_ceil(64)], vec![192; n.div_ceil(192)], vec![64, 128, 256, 192]] {
+                if parts.iter().sum::<usize>() < n {
+                    continue;
+                }
+                let pieces = prefilled(&mut model.exec, ids, &parts);
+                assert!(whole == pieces, "{name}: {n} tokens in parts of {parts:?} differ");
+            }
+        }
+    }
+}
+
+#[test]
+fn any_other_chunking_and_token_by_token_agree_within_tolerance() {
+    for name in ["llama-b", "qwen3_5_moe-a", "qwen3_5_moe-b"] {
+        let Rig { mut model, expected, _dir } = rig(name, cpu());
+        for n in LENGTHS {
+            let ids = &expected.ids[..n];
+            let whole = prefilled(&mut model.exec, ids, &[n]);
+            let odd = prefilled(&mut model.exec, ids, &vec![37; n.div_ceil(37)]);
+            assert!(worst(&whole, &odd) < TOLERANCE, "{name}: {n} tokens by 37 differ by {}", worst(&whole, &odd));
+            let exec = &mut model.exec;
+            let seq = exec.open().unwrap();
+            let single: Vec<f32> = ids.iter().flat_map(|&id| exec.decode(&[(seq, id)]).unwrap()).collect();
+            exec.close(seq).unwrap();
+            let off = worst(&whole, &single);
+            assert!(off < TOLERANCE, "{name}: {n} tokens one by one differ by {off}");
+        }
+    }
+}
+
+#[test]
+fn a_decoded_row_does_not_depend_on_its_company() {
+    for name in ["llama-a", "qwen3_5_moe-b"] {
+        let Rig { mut model, expected, _dir } = rig(name, cpu());
+        let exec = &mut model.exec;
+        let no = AtomicBool::new(false);
+        let starts = [5usize, 70, 256, 300];
+        let mut alone = Vec::new();
+        for n in starts {
+            let seq = exec.open().unwrap();
+            exec.prefill(seq, &expected.ids[..n], Wanted::Last, &no, &mut |_| {}).unwrap();
+            alone.push(exec.decode(&[(seq, expected.ids[n])]).unwrap());
+            exec.close(seq).unwrap();
+        }
+        let seqs: Vec<_> = starts
+            .map(|n| {
+                let seq = exec.open().unwrap();
+                exec.prefill(seq, &expected.ids[..n], Wanted::Last, &no, &mut |_| {}).unwrap();
+                (seq, expected.ids[n])
+            })
+            .into();
+        let together = exec.decode(&seqs).unwrap();
+        assert!(together == alone.concat(), "{name}: company changes a row's bits");
+    }
+}
+
+#[test]
+fn rows_verified_together_are_the_rows_decoded_one_by_one() {
+    for name in ["llama-a", "qwen3_5_moe-a"] {
+        let Rig { mut model, expected, _dir } = rig(name, cpu());
+        let exec = &mut model.exec;
+        let no = AtomicBool::new(false);
+        let open = |exec: &mut Executor| {
+            let seq = exec.open().unwrap();
+            exec.prefill(seq, &expected.ids[..250], Wanted::Last, &no, &mut |_| {}).unwrap();
+            seq
+        };
+        let seq = open(exec);
+        let single: Vec<f32> = (250..258).flat_map(|i| exec.decode(&[(seq, expected.ids[i])]).unwrap()).collect();
+        exec.close(seq).unwrap();
+        let vocab = exec.family().spec().vocab as usize;
+        for accepted in [0u32, 1, 5, 8] {
+            let seq = open(exec);
+            let rows = exec.verify(seq, &expected.ids[250..258], |_| accepted).unwrap();
+            assert!(rows == single, "{name}");
+            assert_eq!(exec.len(seq).unwrap(), 250 + accepted);
+            if accepted < 8 {
+                // What was not accepted has left no trace: the next row is the one that follows the accepted ones.
+                let next = exec.decode(&[(seq, expected.ids[250 + accepted as usize])]).unwrap();
+                assert!(next == single[accepted as usize * vocab..][..vocab], "{name}: {accepted} accepted");
+            }
+            exec.close(seq).unwrap();
+        }
+    }
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    for name in ["llama-b", "qwen3_5_moe-a"] {
+        let logits: Vec<Vec<f32>> = [1usize, 2, 3]
+            .map(|threads| {
+                let on = On::Cpu(CpuOptions { threads: Some(threads), ..CpuOptions::default() });
+                let Rig { mut model, expected, _dir } = rig(name, on);
+                let mut all = prefilled(&mut model.exec, &expected.ids[..300], &[300]);
+                let seq = model.exec.open().unwrap();
+                all.extend(model.exec.decode(&[(seq, 3)]).unwrap());
+                all
+            })
+            .into();
+        assert!(logits[0] == logits[1] && logits[0] == logits[2], "{name}");
+    }
+}
+
+#[test]
+fn the_order_in_which_experts_arrive_changes_no_bit() {
+    for name in ["qwen3_5_moe-a", "qwen3_5_moe-b"] {
+        let run = |seed: Option<u64>| {
+            let Rig { mut model, expected, _dir } = rig(name, cpu());
+            if let Some(seed) = seed {
+                model.exec.set_arrivals(|e| Box::new(weights::ScriptedArrivals::new(e.clone(), seed)));
+            }
+            let mut all = prefilled(&mut model.exec, &expected.ids[..130], &[130]);
+            let seq = model.exec.open().unwrap();
+            for &id in &expected.ids[..12] {
+                all.extend(model.exec.decode(&[(seq, id)]).unwrap());
+            }
+            all
+        };
+        let resident = run(None);
+        for seed in 0..4 {
+            assert!(run(Some(seed)) == resident, "{name}: arrivals of seed {seed} change a bit");
+        }
+    }
+}
+
+#[test]
+fn a_real_step_takes_exactly_the_metered_workspace() {
+    for name in ["llama-b", "qwen3_5_moe-b"] {
+        for (chunk, few, logit_rows) in [(64, 1, 1), (128, 4, 128), (256, 8, 3)] {
+            let dir = testkit::materialise(name).unwrap();
+            let ask = Ask { chunk, few, logit_rows, ..Ask::default() };
+            let how = OpenOptions { ask, on: cpu() };
+            let mut model = Model::open(dir.path().to_path_buf(), &how, &mut |_| {}).unwrap();
+            let ids: Vec<u32> = (0..chunk).map(|i| i % 200).collect();
+            let exec = &mut model.exec;
+            let (planned, seq) = (exec.plan().workspace.step, exec.open().unwrap());
+            let wanted = if logit_rows == chunk { Wanted::All } else { Wanted::Last };
+            exec.prefill(seq, &ids, wanted, &AtomicBool::new(false), &mut |_| {}).unwrap();
+            exec.verify(seq, &ids[..few as usize], |_| few).unwrap();
+            let used = exec.device().arena().high_water(device::Region::Step);
+            if logit_rows == chunk || logit_rows == 1 {
+                assert_eq!(used, planned, "{name}: chunk {chunk}, few {few}, logits of {logit_rows}");
+            } else {
+                assert!(used <= planned, "{name}: {used} used, {planned} planned");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_ledger_holds_what_the_plan_says() {
+    let Rig { model, .. } = rig("qwen3_5_moe-a", cpu());
+    let (plan, usage) = (model.exec.plan(), model.exec.ledger().usage());
+    let host = &usage[&memory::Tier::Host];
+    assert_eq!(host.by_class[&memory::Class::Weights], plan.resident_bytes());
+    assert_eq!(host.by_class[&memory::Class::Kv], plan.kv_bytes);
+    assert_eq!(host.by_class[&memory::Class::State], plan.state_bytes);
+}

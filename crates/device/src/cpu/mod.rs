@@ -5,6 +5,7 @@
 
 mod chain;
 mod embed;
+mod experts;
 mod history;
 mod isa;
 mod lanes;
@@ -22,7 +23,6 @@ use crate::error::{Error, Result};
 use crate::host::HostMemory;
 use crate::host_device::{HostDevice, Kernels};
 use crate::op::Op;
-use crate::reference::ReferenceKernels;
 use crate::view::{Buf, View};
 use memory::RegionSizes;
 use pool::Pool;
@@ -103,7 +103,7 @@ impl Kernels for CpuKernels {
         match op {
             Op::Embed { .. } => 0,
             Op::Linear { x, w, .. } => linear::scratch(x, w),
-            Op::ExpertGroup { .. } => 0,
+            Op::ExpertGroup { mid, h, e, part, .. } => experts::scratch(mid, h, e, *part),
             Op::RmsNorm { .. } => 0,
             Op::Rope { .. } => 0,
             Op::Gate { .. } => 0,
@@ -120,12 +120,12 @@ impl Kernels for CpuKernels {
     }
     fn execute(&mut self, mem: &HostMemory, op: &Op, scratch: Buf) -> Result<()> {
         let cx = &Cx { mem, pool: &self.pool, isa: self.isa, scratch };
-        // Every op gets an arm of its own; what still borrows the reference's code says so here.
-        let borrowed = || ReferenceKernels.execute(mem, op, scratch);
         match op {
             Op::Embed { out, table, ids } => embed::embed(cx, out, table, ids),
             Op::Linear { out, x, w, bias, add, .. } => linear::linear(cx, out, x, w, bias.as_ref(), *add),
-            Op::ExpertGroup { .. } => borrowed(),
+            Op::ExpertGroup { dst, mid, h, routed, e, pick, part, .. } => {
+                experts::expert_group(cx, &experts::Group { dst, mid, h, routed, e, pick, part: *part })
+            }
             Op::RmsNorm { out, x, w, eps } => rows::rms_norm(cx, out, x, w.as_ref(), *eps),
             Op::Rope { x, pos, rope } => rows::rope(cx, x, pos, rope),
             Op::Gate { x, g, act } => rows::gate(cx, x, g, *act),

@@ -69,17 +69,21 @@ impl Rule {
 /// Rules in order.
 pub type Rules = Vec<Rule>;
 
-/// Parts of names whose matrices are small and sensitive: they stay f32.
+/// Parts of names whose matrices are small and sensitive: they stay floats.
 const KEPT: [&str; 5] = ["ffn_gate_inp", "ssm_conv1d", "ssm_alpha", "ssm_beta", "_norm"];
 
-/// The type of a tensor of this GGUF name and shape (slowest dimension first), and whether it is a substitute for the
-/// one asked for. Vectors and what is kept are f32.
-pub fn choose(name: &str, shape: &[u64], default: DType, rules: &Rules) -> (DType, bool) {
+/// The type of a tensor of this GGUF name and shape (slowest dimension first) that is stored as `from`, and whether it is
+/// a substitute for the one asked for. Vectors are f32; sensitive matrices keep the floats they have.
+pub fn choose(name: &str, shape: &[u64], from: DType, default: DType, rules: &Rules) -> (DType, bool) {
     let matrix = shape.iter().filter(|&&d| d > 1).count() >= 2;
     let asked = match rules.iter().find(|r| r.matches(name)) {
-        Some(r) if matrix => r.to,
-        _ if !matrix || KEPT.iter().any(|k| name.contains(k)) => DType::F32,
-        _ => default,
+        _ if !matrix => DType::F32,
+        Some(r) => r.to,
+        None if KEPT.iter().any(|k| name.contains(k)) => match from {
+            DType::BF16 | DType::F16 => from,
+            _ => DType::F32,
+        },
+        None => default,
     };
     let row = shape.last().copied().unwrap_or(1);
     let got = fitting(asked, row);
@@ -107,26 +111,32 @@ mod tests {
     fn the_first_rule_that_matches_wins() {
         let rules = vec![Rule::parse("blk.*.ffn_down=q8_0").unwrap(), Rule::parse("blk=q5_0").unwrap()];
         let q4 = parse_type("q4_0").unwrap();
-        let of = |name: &str| choose(name, &[64, 64], q4, &rules).0;
+        let of = |name: &str| choose(name, &[64, 64], DType::F32, q4, &rules).0;
         assert_eq!(of("blk.3.ffn_down.weight"), parse_type("q8_0").unwrap());
         assert_eq!(of("blk.3.attn_q.weight"), parse_type("q5_0").unwrap());
         assert_eq!(of("token_embd.weight"), q4);
     }
 
     #[test]
-    fn vectors_routers_and_norms_stay_f32() {
+    fn vectors_routers_and_norms_stay_floats() {
         let q4 = parse_type("q4_0").unwrap();
         for (name, shape) in [("output_norm.weight", [1u64, 64]), ("blk.0.ffn_gate_inp.weight", [8, 64])] {
-            assert_eq!(choose(name, &shape, q4, &vec![]), (DType::F32, false));
+            assert_eq!(choose(name, &shape, DType::F32, q4, &vec![]), (DType::F32, false));
         }
+    }
+
+    #[test]
+    fn a_router_in_half_precision_is_not_inflated() {
+        let q4 = parse_type("q4_0").unwrap();
+        assert_eq!(choose("blk.0.ffn_gate_inp.weight", &[8, 64], DType::BF16, q4, &vec![]), (DType::BF16, false));
     }
 
     #[test]
     fn rows_that_do_not_divide_get_a_type_that_does_and_it_is_said() {
         let q4k = parse_type("q4_k").unwrap();
-        assert_eq!(choose("output.weight", &[64, 512], q4k, &vec![]), (q4k, false));
-        assert_eq!(choose("output.weight", &[64, 96], q4k, &vec![]), (parse_type("q5_0").unwrap(), true));
-        assert_eq!(choose("output.weight", &[64, 100], q4k, &vec![]), (DType::BF16, true));
+        assert_eq!(choose("output.weight", &[64, 512], DType::F32, q4k, &vec![]), (q4k, false));
+        assert_eq!(choose("output.weight", &[64, 96], DType::F32, q4k, &vec![]), (parse_type("q5_0").unwrap(), true));
+        assert_eq!(choose("output.weight", &[64, 100], DType::F32, q4k, &vec![]), (DType::BF16, true));
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub fn from_gguf(ck: &Checkpoint, how: &Options) -> Result<Vec<Job>> {
 fn requantized(t: &TensorInfo, how: &Options) -> Job {
     let shape = t.shape.to_vec();
     let matrix = shape.iter().filter(|&&d| d > 1).count() >= 2;
-    let (to, substituted) = choose(&t.name, &shape, how.to, &how.rules);
+    let (to, substituted) = choose(&t.name, &shape, t.dtype, how.to, &how.rules);
     let keep = !matrix || !t.dtype.decodable() || t.dtype == to;
     if keep {
         return Job { name: t.name.to_string(), shape, to: t.dtype, substituted: false, from: From::Copy(t.at) };
@@ -85,7 +85,7 @@ fn job(want: &Want, b: &Bound, how: &Options) -> Result<Option<Job>> {
         let (dtype, canon, export) = (b.dtype, b.canon.clone(), want.export);
         return Ok(Some(f32_job(From::Vector { range, dtype, canon, export })));
     }
-    let (to, substituted) = choose(&name, &shape, how.to, &how.rules);
+    let (to, substituted) = choose(&name, &shape, b.dtype, how.to, &how.rules);
     let from = From::Matrices { parts: parts(b)?, dtype: b.dtype, export: want.export };
     Ok(Some(Job { name, shape, to, substituted, from }))
 }

@@ -1,0 +1,198 @@
+//! Routed experts: each chosen expert's weights meet all rows that chose it, so they are read once.
+//!
+//! A row's products depend on that row and the expert alone. Few rows keep them apart by (row, rank), Many rows add
+//! them expert by expert in ascending order, so who else is in a group, or how a step is cut into groups, changes no
+//! bit.
+
+use super::Cx;
+use super::product::{Acts, Matrix, SMALL, Scratch, acts_bytes, tiles_per_task};
+use super::ptr::Ptr;
+use crate::error::{Error, Result};
+use crate::op::{Acc, Part, Pick, Routing};
+use crate::view::{ExpertMats, Glu, MatSet, View};
+use std::ops::Range;
+
+/// The op's operands.
+pub struct Group<'a> {
+    pub dst: &'a Acc,
+    pub mid: &'a View,
+    pub h: &'a View,
+    pub routed: &'a Routing,
+    pub e: &'a ExpertMats,
+    pub pick: &'a Pick,
+    pub part: Part,
+}
+
+/// Scratch bytes: eight-bit rows of `h` and of `mid`, where the formats want them.
+pub fn scratch(mid: &View, h: &View, e: &ExpertMats, part: Part) -> u64 {
+    let first = if part == Part::Down { &[][..] } else { &[&e.gate.first, &e.up.first] };
+    let second = if part == Part::GateUp { &[][..] } else { &[&e.down.first] };
+    acts_bytes(h.rows as u64, h.cols, first) + acts_bytes(mid.rows as u64, mid.cols, second)
+}
+
+/// A chosen expert and where its (row, rank) pairs are in [`Plan::places`].
+struct Expert {
+    gate: Matrix,
+    up: Matrix,
+    down: Matrix,
+    places: Range<usize>,
+}
+
+/// Who computes what.
+struct Plan {
+    /// Ascending by id; those without rows are left out.
+    experts: Vec<Expert>,
+    /// `row * k + rank`, ascending inside an expert.
+    places: Vec<usize>,
+}
+
+/// The experts of the group, ascending, each once.
+fn chosen(pick: &Pick, ids: &[(u32, usize)]) -> Vec<u32> {
+    let mut all = match pick {
+        Pick::All => ids.iter().map(|&(id, _)| id).collect(),
+        Pick::Experts(list) => list.clone(),
+    };
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+fn slot(cx: &Cx, e: &ExpertMats, expert: u32) -> Result<u32> {
+    let Some(map) = e.slot_of else { return Ok(expert) };
+    let at = map.slice(expert as u64 * 4, 4).ok_or(Error::BadBuf)?;
+    // SAFETY: four readable bytes; nobody writes the map while an op reads it.
+    let slot = unsafe { cx.mem.ptr(&at)?.cast::<i32>().read_unaligned() };
+    // -1: routed to, or picked, without being here.
+    u32::try_from(slot).map_err(|_| Error::BadBuf)
+}
+
+fn plan(cx: &Cx, g: &Group) -> Result<Plan> {
+    let (ids, stride) = (cx.i32(&g.routed.ids)?, g.routed.ids.stride[0] as usize);
+    let (n, k) = (g.routed.ids.rows as usize, g.routed.ids.cols as usize);
+    // SAFETY: a row of a checked view that nobody writes meanwhile.
+    let row = |r: usize| unsafe { ids.slice(r * stride, k) };
+    let each = (0..n).flat_map(|r| row(r).iter().enumerate().map(move |(rank, &id)| (id, r * k + rank)));
+    let mut pairs: Vec<(u32, usize)> = each.filter_map(|(id, at)| Some((u32::try_from(id).ok()?, at))).collect();
+    pairs.sort_unstable();
+    let matrix = |set: &MatSet, slot: u32| Matrix::new(cx, "expert_group", &set.slot(slot).ok_or(Error::BadBuf)?);
+    let mut out = Plan { experts: Vec::new(), places: Vec::with_capacity(pairs.len()) };
+    for expert in chosen(g.pick, &pairs) {
+        let slot = slot(cx, g.e, expert)?;
+        let (gate, up, down) = (matrix(&g.e.gate, slot)?, matrix(&g.e.up, slot)?, matrix(&g.e.down, slot)?);
+        let first = out.places.len();
+        let from = pairs.partition_point(|&(id, _)| id < expert);
+        out.places.extend(pairs[from..].iter().take_while(|&&(id, _)| id == expert).map(|&(_, at)| at));
+        if out.places.len() > first {
+            out.experts.push(Expert { gate, up, down, places: first..out.places.len() });
+        }
+    }
+    Ok(out)
+}
+
+/// See [`crate::op::Op::ExpertGroup`].
+pub fn expert_group(cx: &Cx, g: &Group) -> Result<()> {
+    let plan = plan(cx, g)?;
+    let Some(first) = plan.experts.first() else { return Ok(()) };
+    let mut scratch = Scratch::new(cx)?;
+    if g.part != Part::Down {
+        let rows = rows_of(&plan, g.routed.ids.cols as usize);
+        let x = Acts::new(cx, g.h, &[&first.gate, &first.up], &mut scratch, rows.len(), |i| rows[i])?;
+        gate_up(cx, g, &plan, &x)?;
+    }
+    if g.part != Part::GateUp {
+        let x = Acts::new(cx, g.mid, &[&first.down], &mut scratch, plan.places.len(), |i| plan.places[i])?;
+        match g.dst {
+            Acc::Parts(to) => down_to_parts(cx, g, &plan, &x, to)?,
+            Acc::Sum(to) => down_to_sum(cx, g, &plan, &x, to)?,
+        }
+    }
+    debug_assert!(scratch.used_up());
+    Ok(())
+}
+
+/// Rows that chose any of the experts, ascending, each once.
+fn rows_of(plan: &Plan, k: usize) -> Vec<usize> {
+    let mut rows: Vec<usize> = plan.places.iter().map(|at| at / k).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    rows
+}
+
+/// Runs `f(expert, tiles)` so that every expert meets every tile.
+fn each_expert(cx: &Cx, plan: &Plan, of: &Matrix, f: &(dyn Fn(&Expert, Range<usize>) + Sync)) -> Result<()> {
+    let per = tiles_per_task(of.tiles() * plan.experts.len(), cx.pool.width());
+    let chunks = of.tiles().div_ceil(per);
+    let width = if plan.places.len() * of.n * of.k < SMALL { 1 } else { cx.pool.width() };
+    cx.pool.run_on(width, plan.experts.len() * chunks, &|_, task| {
+        let chunk = task % chunks;
+        f(&plan.experts[task / chunks], chunk * per..of.tiles().min((chunk + 1) * per));
+    })
+}
+
+/// `mid = glu(gate h, up h)`.
+fn gate_up(cx: &Cx, g: &Group, plan: &Plan, x: &Acts) -> Result<()> {
+    let (mid, stride) = (cx.f32(g.mid)?, g.mid.stride[0] as usize);
+    let k = g.routed.ids.cols as usize;
+    let Some(first) = plan.experts.first() else { return Ok(()) };
+    each_expert(cx, plan, &first.gate, &|e, tiles| {
+        let places = &plan.places[e.places.clone()];
+        // SAFETY: inside a checked view, and no other task has these columns of these places.
+        let part = |i: usize, column: usize, n: usize| unsafe { mid.slice_mut(places[i] * stride + column, n) };
+        let row = |i: usize| places[i] / k;
+        // SAFETY: `x` holds the rows of all places, and `mid` is written by this op alone.
+        unsafe {
+            e.gate.product(x, places.len(), row, tiles.clone(), |i, column, y| {
+                part(i, column, y.len()).copy_from_slice(y);
+            });
+            e.up.product(x, places.len(), row, tiles, |i, column, y| glu(g.e.glu, part(i, column, y.len()), y));
+        }
+    })
+}
+
+fn glu(glu: Glu, gate: &mut [f32], up: &[f32]) {
+    match glu {
+        Glu::Swiglu => gate.iter_mut().zip(up).for_each(|(g, u)| *g = *g / (1.0 + (-*g).exp()) * u),
+    }
+}
+
+/// Few: every output in the place of its (row, rank).
+fn down_to_parts(cx: &Cx, g: &Group, plan: &Plan, x: &Acts, to: &View) -> Result<()> {
+    let (y, stride) = (cx.f32(to)?, to.stride.map(|s| s as usize));
+    let k = g.routed.ids.cols as usize;
+    let Some(first) = plan.experts.first() else { return Ok(()) };
+    each_expert(cx, plan, &first.down, &|e, tiles| {
+        let places = &plan.places[e.places.clone()];
+        let put = |i: usize, column: usize, v: &[f32]| {
+            let at = places[i] / k * stride[0] + places[i] % k * stride[1] + column;
+            // SAFETY: inside a checked view, and no other task has these columns of this place.
+            unsafe { y.slice_mut(at, v.len()) }.copy_from_slice(v);
+        };
+        // SAFETY: `x` holds all places, and nobody writes them now.
+        unsafe { e.down.product(x, places.len(), |i| places[i], tiles, put) }
+    })
+}
+
+/// Many: weighted sums, expert after expert in ascending order. Tasks divide the columns.
+fn down_to_sum(cx: &Cx, g: &Group, plan: &Plan, x: &Acts, to: &View) -> Result<()> {
+    let (y, stride) = (cx.f32(to)?, to.stride[0] as usize);
+    let (w, w_stride): (Ptr<f32>, _) = (cx.f32(&g.routed.w)?, g.routed.w.stride[0] as usize);
+    let k = g.routed.ids.cols as usize;
+    let Some(first) = plan.experts.first() else { return Ok(()) };
+    let tiles = first.down.tiles();
+    let per = tiles_per_task(tiles, cx.pool.width());
+    let width = if plan.places.len() * first.down.n * first.down.k < SMALL { 1 } else { cx.pool.width() };
+    cx.pool.run_on(width, tiles.div_ceil(per), &|_, task| {
+        for e in &plan.experts {
+            let places = &plan.places[e.places.clone()];
+            let put = |i: usize, column: usize, v: &[f32]| {
+                let (row, rank) = (places[i] / k, places[i] % k);
+                // SAFETY: inside checked views; no other task has these columns, and nobody writes the weights.
+                let (y, w) =
+                    unsafe { (y.slice_mut(row * stride + column, v.len()), w.slice(row * w_stride + rank, 1)[0]) };
+                y.iter_mut().zip(v).for_each(|(y, v)| *y += w * v);
+            };
+            // SAFETY: `x` holds all places, and nobody writes them now.
+            unsafe { e.down.product(x, places.len(), |i| places[i], task * per..tiles.min((task + 1) * per), put) }
+        }
+    })
+}
