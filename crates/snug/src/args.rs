@@ -259,11 +259,11 @@ pub struct QuantizeArgs {
     /// The file to write
     pub out: PathBuf,
     /// Type of the matrices
-    #[arg(long, value_name = "TYPE", value_parser = parse_type)]
+    #[arg(long = "type", value_name = "TYPE", value_parser = parse_type)]
     pub to: DType,
     /// Another type for tensors with PATTERN in their GGUF name (`*` is anything); the first that matches wins
-    #[arg(long, value_name = "PATTERN=TYPE", value_parser = Rule::parse)]
-    pub rule: Vec<Rule>,
+    #[arg(long = "tensor-type", value_name = "PATTERN=TYPE", value_parser = Rule::parse)]
+    pub rules: Vec<Rule>,
     /// Set a metadata string, such as general.license; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub meta: Vec<(String, String)>,

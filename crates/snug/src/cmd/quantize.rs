@@ -12,7 +12,7 @@ pub fn run(a: &QuantizeArgs) -> anyhow::Result<Ended> {
     if a.out.exists() && !a.force {
         return usage(format!("{} exists already; --force replaces it", a.out.display()));
     }
-    let how = Options { to: a.to, rules: a.rule.clone(), meta: a.meta.clone(), force: a.force };
+    let how = Options { to: a.to, rules: a.rules.clone(), meta: a.meta.clone(), force: a.force };
     let source = resolve::source(Some(&a.model))?;
     let mut bar = Bar::bytes("writing");
     let report = quantize(source, &a.out, &how, &mut |done, total| bar.at(done, total))?;
