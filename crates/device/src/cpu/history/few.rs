@@ -114,93 +114,187 @@ impl<S: Stored> Work for Part<'_, S> {
 impl<S: Stored> Part<'_, S> {
     #[inline(always)]
     unsafe fn tile<L: Lanes>(&self, heads: Range<usize>, keys: *const u8, values: *const u8, n: usize) {
-        let (a, vector) = (&self.few.a, self.few.a.pages.vector);
+        let a = &self.few.a;
         let mut scores = [[f32::NEG_INFINITY; TILE]; HEADS];
         let mut kept = [1.0; HEADS];
-        let q = |h: usize| a.q.at(self.row, heads.start + h).cast_const();
-        let held = |h: usize| self.few.held(self.row, heads.start + h, self.part);
-        let mut h = 0;
-        // SAFETY: n keys of d elements, queries of d columns, one row of scores per head; partitions as in `run`.
+        let mut tile = Tile {
+            q: [a.q.at(self.row, heads.start).cast_const(); HEADS],
+            acc: [std::ptr::null_mut(); HEADS],
+            keys,
+            values,
+            vector: a.pages.vector,
+            n,
+            d: a.d(),
+            scale: a.scale,
+        };
+        for h in 0..heads.len() {
+            tile.q[h] = a.q.at(self.row, heads.start + h);
+            tile.acc[h] = self.few.held(self.row, heads.start + h, self.part).wrapping_add(2);
+        }
+        // As many heads at once as the registers hold sums of; a head's own arithmetic is the same in any block.
+        let (most, h) = (if L::N == 16 { 4 } else { 2 }, heads.len());
+        // SAFETY: n keys and values of d elements, queries of d columns; partitions as in `run`.
         unsafe {
-            while h + 2 <= heads.len() {
-                let [x, y] = &mut scores[h..h + 2] else { return };
-                score::<L, S, 2>([q(h), q(h + 1)], keys, vector, n, a.d(), [x, y], a.scale);
-                h += 2;
+            for at in (0..h).step_by(most) {
+                match (h - at).min(most) {
+                    4 => tile.score::<L, S, 4>(at, &mut scores),
+                    3 => tile.score::<L, S, 3>(at, &mut scores),
+                    2 => tile.score::<L, S, 2>(at, &mut scores),
+                    _ => tile.score::<L, S, 1>(at, &mut scores),
+                }
             }
-            if h < heads.len() {
-                score::<L, S, 1>([q(h)], keys, vector, n, a.d(), [&mut scores[h]], a.scale);
-            }
-            for h in 0..heads.len() {
-                let (max, sum) = (held(h), held(h).add(1));
+            for h in 0..h {
+                let (max, sum) = (tile.acc[h].sub(2), tile.acc[h].sub(1));
                 let (m, kept_h, weights) = soften::<L>(&mut scores[h], n, *max);
                 (*max, kept[h]) = (m, kept_h);
                 *sum = *sum * kept_h + weights;
             }
-            h = 0;
-            while h < heads.len() {
-                let p = |i: usize| scores[h + i].as_ptr();
-                let acc = |i: usize| held(h + i).add(2);
-                if h + 4 <= heads.len() {
-                    let (acc, p) = (std::array::from_fn(acc), std::array::from_fn(p));
-                    weigh::<L, S, 4>(
-                        acc,
-                        [kept[h], kept[h + 1], kept[h + 2], kept[h + 3]],
-                        p,
-                        values,
-                        vector,
-                        n,
-                        a.d(),
-                    );
-                    h += 4;
-                } else {
-                    weigh::<L, S, 1>([acc(0)], [kept[h]], [p(0)], values, vector, n, a.d());
-                    h += 1;
+            for at in (0..h).step_by(4) {
+                match (h - at).min(4) {
+                    4 => tile.weigh::<L, S, 4>(at, &scores, &kept),
+                    3 => tile.weigh::<L, S, 3>(at, &scores, &kept),
+                    2 => tile.weigh::<L, S, 2>(at, &scores, &kept),
+                    _ => tile.weigh::<L, S, 1>(at, &scores, &kept),
                 }
             }
         }
     }
 }
 
-/// Scaled products of `H` queries with `n` keys, four keys at a time: lane-strided sums and a fixed tree each.
-#[inline(always)]
-unsafe fn score<L: Lanes, S: Stored, const H: usize>(
-    q: [*const f32; H],
+/// Some keys and values against the queries of up to `HEADS` heads.
+struct Tile {
+    q: [*const f32; HEADS],
+    /// Weighted values so far.
+    acc: [*mut f32; HEADS],
     keys: *const u8,
+    values: *const u8,
+    /// Bytes of a key or value.
     vector: usize,
     n: usize,
     d: usize,
-    to: [&mut [f32; TILE]; H],
     scale: f32,
-) {
-    let whole = d / L::N * L::N;
-    for at in (0..n).step_by(4) {
-        // The last key stands in for those behind it.
-        let k: [*const u8; 4] = std::array::from_fn(|j| keys.wrapping_add((at + j).min(n - 1) * vector));
-        let mut acc = [[L::zero(); 4]; H];
-        // SAFETY: d elements of each key and query.
-        unsafe {
-            for i in (0..whole).step_by(L::N) {
-                let k = [S::load::<L>(k[0], i), S::load::<L>(k[1], i), S::load::<L>(k[2], i), S::load::<L>(k[3], i)];
-                for h in 0..H {
-                    let x = L::load(q[h].add(i));
-                    for j in 0..4 {
-                        acc[h][j] = x.fma(k[j], acc[h][j]);
+}
+
+impl Tile {
+    /// Scaled products of `H` queries with the keys, four keys at a time: lane-strided sums and a fixed tree each.
+    #[inline(always)]
+    unsafe fn score<L: Lanes, S: Stored, const H: usize>(&self, first: usize, to: &mut [[f32; TILE]; HEADS]) {
+        let (n, d, whole) = (self.n, self.d, self.d / L::N * L::N);
+        for at in (0..n).step_by(4) {
+            // The last key stands in for those behind it.
+            let key = |j: usize| self.keys.wrapping_add((at + j).min(n - 1) * self.vector);
+            let k = [key(0), key(1), key(2), key(3)];
+            let mut acc = [[L::zero(); 4]; H];
+            // SAFETY: d elements of each key and query.
+            unsafe {
+                for i in (0..whole).step_by(L::N) {
+                    let k =
+                        [S::load::<L>(k[0], i), S::load::<L>(k[1], i), S::load::<L>(k[2], i), S::load::<L>(k[3], i)];
+                    for h in 0..H {
+                        let x = L::load(self.q[first + h].add(i));
+                        for j in 0..4 {
+                            acc[h][j] = x.fma(k[j], acc[h][j]);
+                        }
+                    }
+                }
+                if whole < d {
+                    for h in 0..H {
+                        let x = L::load_part(self.q[first + h].add(whole), d - whole);
+                        for j in 0..4 {
+                            acc[h][j] = x.fma(S::load_part::<L>(k[j], whole, d - whole), acc[h][j]);
+                        }
                     }
                 }
             }
-            if whole < d {
-                for h in 0..H {
-                    let x = L::load_part(q[h].add(whole), d - whole);
-                    for j in 0..4 {
-                        acc[h][j] = x.fma(S::load_part::<L>(k[j], whole, d - whole), acc[h][j]);
-                    }
+            for h in 0..H {
+                let sums = L::sum4(acc[h]);
+                for j in 0..4.min(n - at) {
+                    to[first + h][at + j] = sums[j] * self.scale;
                 }
             }
         }
-        for h in 0..H {
-            let sums = L::sum4(acc[h]);
-            for j in 0..4.min(n - at) {
-                to[h][at + j] = sums[j] * scale;
+    }
+
+    /// `acc = kept * acc + sum_j p[j] v[j]` for `H` heads, keys in ascending order.
+    #[inline(always)]
+    unsafe fn weigh<L: Lanes, S: Stored, const H: usize>(
+        &self,
+        first: usize,
+        p: &[[f32; TILE]; HEADS],
+        kept: &[f32; HEADS],
+    ) {
+        let mut i = 0;
+        // SAFETY: d elements.
+        unsafe {
+            while i + 2 * L::N <= self.d {
+                self.columns::<L, S, H, 2>(first, p, kept, i);
+                i += 2 * L::N;
+            }
+            while i + L::N <= self.d {
+                self.columns::<L, S, H, 1>(first, p, kept, i);
+                i += L::N;
+            }
+            if i < self.d {
+                self.edge::<L, S, H>(first, p, kept, i);
+            }
+        }
+    }
+    /// `C` vectors from column `i` on.
+    #[inline(always)]
+    unsafe fn columns<L: Lanes, S: Stored, const H: usize, const C: usize>(
+        &self,
+        first: usize,
+        p: &[[f32; TILE]; HEADS],
+        kept: &[f32; HEADS],
+        i: usize,
+    ) {
+        let mut sum = [[L::zero(); C]; H];
+        // SAFETY: columns inside, n values.
+        unsafe {
+            for h in 0..H {
+                for c in 0..C {
+                    let so_far = L::load(self.acc[first + h].add(i + c * L::N));
+                    sum[h][c] = so_far.mul(L::splat(kept[first + h]));
+                }
+            }
+            for j in 0..self.n {
+                let from = self.values.add(j * self.vector);
+                let mut v = [L::zero(); C];
+                for (c, v) in v.iter_mut().enumerate() {
+                    *v = S::load::<L>(from, i + c * L::N);
+                }
+                for h in 0..H {
+                    let w = L::splat(*p[first + h].as_ptr().add(j));
+                    for c in 0..C {
+                        sum[h][c] = w.fma(v[c], sum[h][c]);
+                    }
+                }
+            }
+            for h in 0..H {
+                for c in 0..C {
+                    sum[h][c].store(self.acc[first + h].add(i + c * L::N));
+                }
+            }
+        }
+    }
+    /// The last, incomplete vector.
+    #[inline(always)]
+    unsafe fn edge<L: Lanes, S: Stored, const H: usize>(
+        &self,
+        first: usize,
+        p: &[[f32; TILE]; HEADS],
+        kept: &[f32; HEADS],
+        i: usize,
+    ) {
+        let left = self.d - i;
+        for h in first..first + H {
+            // SAFETY: `left` columns from i on, n values.
+            unsafe {
+                let mut sum = L::load_part(self.acc[h].add(i), left).mul(L::splat(kept[h]));
+                for (j, &w) in p[h][..self.n].iter().enumerate() {
+                    sum = L::splat(w).fma(S::load_part::<L>(self.values.add(j * self.vector), i, left), sum);
+                }
+                sum.store_part(self.acc[h].add(i), left);
             }
         }
     }
@@ -226,55 +320,6 @@ pub fn soften<L: Lanes>(s: &mut [f32; TILE], n: usize, before: f32) -> (f32, f32
         }
     }
     (m, exp1::<L>(before - m), sum.sum())
-}
-
-/// `acc = kept * acc + sum_j p[j] v[j]` for `H` heads, keys in ascending order.
-#[inline(always)]
-unsafe fn weigh<L: Lanes, S: Stored, const H: usize>(
-    acc: [*mut f32; H],
-    kept: [f32; H],
-    p: [*const f32; H],
-    values: *const u8,
-    vector: usize,
-    n: usize,
-    d: usize,
-) {
-    let mut i = 0;
-    // SAFETY: d elements of each accumulator and each of n values, n weights.
-    unsafe {
-        while i + 2 * L::N <= d {
-            let mut sum = [[L::zero(); 2]; H];
-            for h in 0..H {
-                let by = L::splat(kept[h]);
-                sum[h] = [L::load(acc[h].add(i)).mul(by), L::load(acc[h].add(i + L::N)).mul(by)];
-            }
-            for j in 0..n {
-                let v = values.add(j * vector);
-                let v = [S::load::<L>(v, i), S::load::<L>(v, i + L::N)];
-                for h in 0..H {
-                    let w = L::splat(*p[h].add(j));
-                    sum[h] = [w.fma(v[0], sum[h][0]), w.fma(v[1], sum[h][1])];
-                }
-            }
-            for h in 0..H {
-                sum[h][0].store(acc[h].add(i));
-                sum[h][1].store(acc[h].add(i + L::N));
-            }
-            i += 2 * L::N;
-        }
-        while i < d {
-            for h in 0..H {
-                let mut sum = L::get(acc[h].add(i), d - i).mul(L::splat(kept[h]));
-                for j in 0..n {
-                    let v = values.add(j * vector);
-                    let v = if d - i < L::N { S::load_part::<L>(v, i, d - i) } else { S::load::<L>(v, i) };
-                    sum = L::splat(*p[h].add(j)).fma(v, sum);
-                }
-                sum.put(acc[h].add(i), d - i);
-            }
-            i += L::N;
-        }
-    }
 }
 
 /// Sums up the partitions of (row, head)s in a tree that their number alone decides.
