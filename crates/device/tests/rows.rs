@@ -262,3 +262,29 @@ fn nothing_that_a_step_says_panics() {
         }
     }
 }
+
+#[test]
+fn logits_that_are_no_numbers_are_routed_somewhere() {
+    use common::world::{Grade, dense};
+    for isa in isas() {
+        let mut dev = cpu(isa, 1);
+        for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for at in [0..1, 3..7, 0..8] {
+                for renormalise in [false, true] {
+                    let mut w = World::new(&mut dev);
+                    let mut x: Vec<f32> = (0..8).map(|i| i as f32).collect();
+                    x[at.clone()].fill(bad);
+                    let ids = w.output_ints("expert ids", dense(1, 1, 3));
+                    let weights = w.output("weights", Grade::Exact, dense(1, 1, 3));
+                    let logits = w.input("logits", dense(1, 1, 8), &x);
+                    let router = device::Router { k: 3, score: device::RouterScore::Softmax, renormalise };
+                    w.dev.run(Op::Route { out: Routing { ids, w: weights }, logits, router }).unwrap();
+                    let mut ids = w.dev.read_i32(ids).unwrap();
+                    ids.sort_unstable();
+                    ids.dedup();
+                    assert!(ids.len() == 3 && ids.iter().all(|i| (0..8).contains(i)), "{bad} {at:?}: {ids:?}");
+                }
+            }
+        }
+    }
+}
