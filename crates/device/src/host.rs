@@ -8,26 +8,34 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 const PAGE: usize = 4096;
 
-/// Zeroed, page-aligned memory. Pages that are never touched cost nothing.
+/// Zeroed, page-aligned memory. Pages that are never touched cost nothing: the allocator is asked for its own alignment
+/// and a page more, because zeroed memory of a larger alignment would be written at once.
 struct Block {
-    ptr: *mut u8,
+    start: *mut u8,
     layout: Layout,
+    /// The first page boundary in it, and the bytes from there on.
+    ptr: *mut u8,
+    size: u64,
 }
 
 impl Block {
     fn new(bytes: u64) -> Result<Self> {
-        let size = usize::try_from(bytes.max(1)).ok();
-        let layout = size.and_then(|s| Layout::from_size_align(s, PAGE).ok()).ok_or(Error::OutOfMemory(bytes))?;
-        // SAFETY: the layout's size is at least one byte.
-        let ptr = unsafe { alloc_zeroed(layout) };
-        if ptr.is_null() { Err(Error::OutOfMemory(bytes)) } else { Ok(Block { ptr, layout }) }
+        let size = usize::try_from(bytes.max(1)).ok().and_then(|s| s.checked_add(PAGE));
+        let layout = size.and_then(|s| Layout::from_size_align(s, 16).ok()).ok_or(Error::OutOfMemory(bytes))?;
+        // SAFETY: the layout's size is more than a page.
+        let start = unsafe { alloc_zeroed(layout) };
+        if start.is_null() {
+            return Err(Error::OutOfMemory(bytes));
+        }
+        let ptr = start.wrapping_add(start.addr().next_multiple_of(PAGE) - start.addr());
+        Ok(Block { start, layout, ptr, size: bytes.max(1) })
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout and freed only here.
-        unsafe { dealloc(self.ptr, self.layout) }
+        unsafe { dealloc(self.start, self.layout) }
     }
 }
 
@@ -97,7 +105,7 @@ impl HostMemory {
     fn locate(&self, b: &Buf) -> Result<(*mut u8, bool)> {
         let held = self.allocs.get(b.alloc.0 as usize).and_then(Option::as_ref).ok_or(Error::BadBuf)?;
         let (ptr, size, owned) = match held {
-            Held::Own(block, _) => (block.ptr, block.layout.size() as u64, true),
+            Held::Own(block, _) => (block.ptr, block.size, true),
             Held::Borrowed(s) => (s.as_ptr().cast_mut(), s.len() as u64, false),
         };
         let inside = b.off.checked_add(b.len).is_some_and(|e| e <= size);

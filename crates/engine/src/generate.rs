@@ -13,6 +13,8 @@ use text::{Detokenizer, StopMatcher, Tokenizer};
 pub struct Request {
     /// Ids to append to the sequence before the answer begins.
     pub prompt: Vec<u32>,
+    /// Ids that were in the sequence before: a repetition penalty counts them as prompt.
+    pub history: Vec<u32>,
     /// How to sample.
     pub sampling: Sampling,
     /// Most tokens of the answer; `None`: to the end of the context.
@@ -131,7 +133,8 @@ pub fn generate(
     answer.prefill = begun.elapsed();
     let decoding = Instant::now();
     let mut out = Output::new(tokenizer, &req.stop);
-    let mut sampler = Sampler::new(req.sampling.clone(), &req.prompt, exec.family().spec().vocab);
+    let read: Vec<u32> = req.history.iter().chain(&req.prompt).copied().collect();
+    let mut sampler = Sampler::new(req.sampling.clone(), &read, exec.family().spec().vocab);
     answer.finish = loop {
         let choice = sampler.sample(&mut logits, exec.len(seq)?)?;
         if !req.ignore_eos && tokenizer.is_some_and(|t| t.is_eog(choice.id)) {

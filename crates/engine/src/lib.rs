@@ -3,6 +3,7 @@
 //! [`open::Model`] is a checkpoint that was opened, planned and loaded; [`generate`] answers one request on it.
 //! [`plan`] counts bytes with a dry run of the same pass that [`Executor`] carries out.
 
+mod conversation;
 mod error;
 mod executor;
 mod generate;
@@ -11,6 +12,7 @@ pub mod open;
 pub mod plan;
 mod sampler;
 
+pub use conversation::{Conversation, Reread, Turn};
 pub use error::{Error, Result};
 pub use executor::{Executor, Wanted};
 pub use generate::{Answer, Event, Finish, Request, generate};

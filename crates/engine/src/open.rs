@@ -97,7 +97,14 @@ impl Model {
     /// # Errors
     /// Whatever is wrong with the file, the plan or the machine.
     pub fn open(source: impl Into<Source>, how: &OpenOptions, on_progress: &mut dyn FnMut(Progress)) -> Result<Self> {
-        let Opened { ck, family, bounds } = Opened::open(source)?;
+        Self::load(Opened::open(source)?, how, on_progress)
+    }
+    /// Plans and loads what was opened.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the plan, the weights or the machine.
+    pub fn load(opened: Opened, how: &OpenOptions, on_progress: &mut dyn FnMut(Progress)) -> Result<Self> {
+        let Opened { ck, family, bounds } = opened;
         let plan = plan(family.as_ref(), &bounds, &how.ask, &how.on.backend()?)?;
         let dev = how.on.device(&plan)?;
         let tokenizer = tokenizer(ck.meta())?;

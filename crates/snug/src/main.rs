@@ -1,2 +1,32 @@
-//! The command line.
-fn main() {}
+//! The command line: arguments in, text or JSON out. Nothing that another crate could hold.
+//!
+//! stdout carries the answer and nothing else; what a person should know besides goes to stderr. Every failure is one
+//! line there, beginning with `error:`.
+
+mod args;
+mod cmd;
+mod fault;
+mod interrupt;
+mod load;
+mod output;
+mod progress;
+mod resolve;
+
+use clap::Parser;
+use std::process::ExitCode;
+use std::time::Instant;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    let begun = Instant::now();
+    let ended = match args::Cli::try_parse() {
+        Ok(cli) => cmd::run(cli, begun),
+        Err(e) => return fault::of_clap(&e),
+    };
+    match ended {
+        Ok(e) => e.into(),
+        Err(e) => fault::report(&e),
+    }
+}

@@ -79,10 +79,7 @@ impl Cx<'_> {
         let all = n.saturating_mul(ns);
         let width = self.pool.width();
         if width == 1 || n <= 1 || all < ALONE_NS {
-            if n > 0 {
-                f(0..n);
-            }
-            return Ok(());
+            return self.pool.run_on(1, n.min(1), &|_, _| f(0..n));
         }
         let tasks = n.min(width * 8).min(all / TASK_NS).max(1);
         self.pool.run(tasks, &|t| f(t * n / tasks..(t + 1) * n / tasks))

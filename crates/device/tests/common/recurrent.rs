@@ -36,7 +36,12 @@ impl Recurrent {
     /// The step, its slots in disorder, and how many slots there are, two of them unused.
     fn step(&self, r: &mut Random) -> (Step, u32) {
         let mut step = Step::new(self.class, &self.spans, 1, r);
-        let count = self.spans.len() + step.n() as usize + 2;
+        let kept = |n: u32| match self.keep {
+            Keep::Every => n,
+            Keep::Grid => n.div_ceil(64),
+            Keep::InPlace => 0,
+        };
+        let count = self.spans.len() + self.spans.iter().map(|s| kept(s.n)).sum::<u32>() as usize + 2;
         let mut free = r.order(count);
         let mut slots = Slots::default();
         for span in &self.spans {

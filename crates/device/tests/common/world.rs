@@ -143,9 +143,9 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 }
 
 impl Outcome {
-    /// Whether `got` is what this, the reference, says.
+    /// Whether `got` is what this, the reference, says. It may have operands more, made by running in parts.
     pub fn compare(&self, got: &Outcome) -> Result<(), String> {
-        assert_eq!(self.0.len(), got.0.len());
+        assert!(self.0.len() <= got.0.len());
         for ((name, grade, want), (_, _, got)) in self.0.iter().zip(&got.0) {
             match grade {
                 Grade::Exact => same(name, want, got)?,

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use checkpoint::{Block, DType};
 
 /// Names on the command line.
-const NAMES: [(&str, DType); 10] = [
+const NAMES: [(&str, DType); 12] = [
     ("f32", DType::F32),
     ("f16", DType::F16),
     ("bf16", DType::BF16),
@@ -14,6 +14,8 @@ const NAMES: [(&str, DType); 10] = [
     ("q4_0", DType::Block(Block::Q4_0)),
     ("q4_1", DType::Block(Block::Q4_1)),
     ("q4_k", DType::Block(Block::Q4K)),
+    ("q5_k", DType::Block(Block::Q5K)),
+    ("q6_k", DType::Block(Block::Q6K)),
     ("mxfp4", DType::Block(Block::Mxfp4)),
 ];
 
@@ -97,6 +99,8 @@ fn fitting(asked: DType, row: u64) -> DType {
     while !row.is_multiple_of(t.elems() as u64) {
         t = match t {
             DType::Block(Block::Q4K) => DType::Block(Block::Q5_0),
+            DType::Block(Block::Q5K) => DType::Block(Block::Q5_1),
+            DType::Block(Block::Q6K) => DType::Block(Block::Q8_0),
             _ => DType::BF16,
         };
     }

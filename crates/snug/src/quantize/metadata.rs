@@ -63,6 +63,8 @@ fn file_type(jobs: &[Job]) -> u32 {
         Some(DType::Block(Block::Q5_0)) => 8,
         Some(DType::Block(Block::Q5_1)) => 9,
         Some(DType::Block(Block::Q4K)) => 14,
+        Some(DType::Block(Block::Q5K)) => 16,
+        Some(DType::Block(Block::Q6K)) => 18,
         Some(DType::Block(Block::Mxfp4)) => 38,
         _ => 0,
     }

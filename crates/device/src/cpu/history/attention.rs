@@ -74,13 +74,16 @@ pub fn exp1<L: Lanes>(x: f32) -> f32 {
     L::splat(x).exp().first()
 }
 
+fn scratch_floats(q: &View, st: &StreamView, rows: &Rows, threads: u64) -> u64 {
+    match rows.class {
+        RowClass::Few => few::floats(q, st, rows),
+        RowClass::Many => many::floats(q, st) * threads,
+    }
+}
+
 /// Bytes of scratch.
 pub fn scratch(q: &View, st: &StreamView, rows: &Rows, caps: &Caps) -> u64 {
-    let floats = match rows.class {
-        RowClass::Few => few::floats(q, st, rows),
-        RowClass::Many => many::floats(q, st) * caps.threads as u64,
-    };
-    floats * 4
+    scratch_floats(q, st, rows, caps.threads as u64) * 4
 }
 
 #[expect(clippy::too_many_arguments, reason = "the op's operands")]
@@ -94,6 +97,7 @@ pub fn attention(
     window: Option<u32>,
     sinks: Option<&Buf>,
 ) -> Result<()> {
+    let floats = scratch_floats(q, st, rows, cx.pool.width() as u64);
     let a = Attention {
         out: Span::floats(cx.mem, out)?,
         q: Span::floats(cx.mem, q)?,
@@ -101,7 +105,7 @@ pub fn attention(
         scale,
         window: window.map(|w| w.max(1) as usize),
         sinks: sinks.map(|s| vector(cx.mem, s, q.heads as usize)).transpose()?,
-        scratch: vector_mut(cx.mem, &cx.scratch, 0)?,
+        scratch: vector_mut(cx.mem, &cx.scratch, floats as usize)?,
     };
     match rows.class {
         RowClass::Few => few::attention(cx, a, st.fmt, few::parts(st, rows) as usize),

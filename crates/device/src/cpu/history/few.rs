@@ -4,6 +4,7 @@
 use super::attention::{Attention, Sight, TILE, exp1};
 use super::pages::{PAGE, Trouble};
 use super::stored::{Stored, WithFormat, pick};
+use super::tile::{HEADS, Tile, soften};
 use crate::cpu::Cx;
 use crate::cpu::lanes::{Lanes, Work, dispatch};
 use crate::error::Result;
@@ -15,8 +16,6 @@ use std::ops::Range;
 
 /// Most partitions of a row.
 const PARTS: u32 = 32;
-/// Query heads whose scores of a tile are held at once.
-const HEADS: usize = 8;
 
 /// Most partitions that a row of this stream can have.
 pub fn parts(st: &StreamView, rows: &Rows) -> u64 {
@@ -114,165 +113,49 @@ impl<S: Stored> Work for Part<'_, S> {
 impl<S: Stored> Part<'_, S> {
     #[inline(always)]
     unsafe fn tile<L: Lanes>(&self, heads: Range<usize>, keys: *const u8, values: *const u8, n: usize) {
-        let (a, vector) = (&self.few.a, self.few.a.pages.vector);
+        let a = &self.few.a;
         let mut scores = [[f32::NEG_INFINITY; TILE]; HEADS];
         let mut kept = [1.0; HEADS];
-        let q = |h: usize| a.q.at(self.row, heads.start + h).cast_const();
-        let held = |h: usize| self.few.held(self.row, heads.start + h, self.part);
-        let mut h = 0;
-        // SAFETY: n keys of d elements, queries of d columns, one row of scores per head; partitions as in `run`.
+        let mut tile = Tile {
+            q: [a.q.at(self.row, heads.start).cast_const(); HEADS],
+            acc: [std::ptr::null_mut(); HEADS],
+            keys,
+            values,
+            vector: a.pages.vector,
+            n,
+            d: a.d(),
+            scale: a.scale,
+        };
+        for h in 0..heads.len() {
+            tile.q[h] = a.q.at(self.row, heads.start + h);
+            tile.acc[h] = self.few.held(self.row, heads.start + h, self.part).wrapping_add(2);
+        }
+        // As many heads at once as the registers hold sums of; a head's own arithmetic is the same in any block.
+        let (most, h) = (if L::N == 16 { 4 } else { 2 }, heads.len());
+        // SAFETY: n keys and values of d elements, queries of d columns; partitions as in `run`.
         unsafe {
-            while h + 2 <= heads.len() {
-                let [x, y] = &mut scores[h..h + 2] else { return };
-                score::<L, S, 2>([q(h), q(h + 1)], keys, vector, n, a.d(), [x, y], a.scale);
-                h += 2;
+            for at in (0..h).step_by(most) {
+                match (h - at).min(most) {
+                    4 => tile.score::<L, S, 4>(at, &mut scores),
+                    3 => tile.score::<L, S, 3>(at, &mut scores),
+                    2 => tile.score::<L, S, 2>(at, &mut scores),
+                    _ => tile.score::<L, S, 1>(at, &mut scores),
+                }
             }
-            if h < heads.len() {
-                score::<L, S, 1>([q(h)], keys, vector, n, a.d(), [&mut scores[h]], a.scale);
-            }
-            for h in 0..heads.len() {
-                let (max, sum) = (held(h), held(h).add(1));
+            for h in 0..h {
+                let (max, sum) = (tile.acc[h].sub(2), tile.acc[h].sub(1));
                 let (m, kept_h, weights) = soften::<L>(&mut scores[h], n, *max);
                 (*max, kept[h]) = (m, kept_h);
                 *sum = *sum * kept_h + weights;
             }
-            h = 0;
-            while h < heads.len() {
-                let p = |i: usize| scores[h + i].as_ptr();
-                let acc = |i: usize| held(h + i).add(2);
-                if h + 4 <= heads.len() {
-                    let (acc, p) = (std::array::from_fn(acc), std::array::from_fn(p));
-                    weigh::<L, S, 4>(
-                        acc,
-                        [kept[h], kept[h + 1], kept[h + 2], kept[h + 3]],
-                        p,
-                        values,
-                        vector,
-                        n,
-                        a.d(),
-                    );
-                    h += 4;
-                } else {
-                    weigh::<L, S, 1>([acc(0)], [kept[h]], [p(0)], values, vector, n, a.d());
-                    h += 1;
+            for at in (0..h).step_by(4) {
+                match (h - at).min(4) {
+                    4 => tile.weigh::<L, S, 4>(at, &scores, &kept),
+                    3 => tile.weigh::<L, S, 3>(at, &scores, &kept),
+                    2 => tile.weigh::<L, S, 2>(at, &scores, &kept),
+                    _ => tile.weigh::<L, S, 1>(at, &scores, &kept),
                 }
             }
-        }
-    }
-}
-
-/// Scaled products of `H` queries with `n` keys, four keys at a time: lane-strided sums and a fixed tree each.
-#[inline(always)]
-unsafe fn score<L: Lanes, S: Stored, const H: usize>(
-    q: [*const f32; H],
-    keys: *const u8,
-    vector: usize,
-    n: usize,
-    d: usize,
-    to: [&mut [f32; TILE]; H],
-    scale: f32,
-) {
-    let whole = d / L::N * L::N;
-    for at in (0..n).step_by(4) {
-        // The last key stands in for those behind it.
-        let k: [*const u8; 4] = std::array::from_fn(|j| keys.wrapping_add((at + j).min(n - 1) * vector));
-        let mut acc = [[L::zero(); 4]; H];
-        // SAFETY: d elements of each key and query.
-        unsafe {
-            for i in (0..whole).step_by(L::N) {
-                let k = [S::load::<L>(k[0], i), S::load::<L>(k[1], i), S::load::<L>(k[2], i), S::load::<L>(k[3], i)];
-                for h in 0..H {
-                    let x = L::load(q[h].add(i));
-                    for j in 0..4 {
-                        acc[h][j] = x.fma(k[j], acc[h][j]);
-                    }
-                }
-            }
-            if whole < d {
-                for h in 0..H {
-                    let x = L::load_part(q[h].add(whole), d - whole);
-                    for j in 0..4 {
-                        acc[h][j] = x.fma(S::load_part::<L>(k[j], whole, d - whole), acc[h][j]);
-                    }
-                }
-            }
-        }
-        for h in 0..H {
-            let sums = L::sum4(acc[h]);
-            for j in 0..4.min(n - at) {
-                to[h][at + j] = sums[j] * scale;
-            }
-        }
-    }
-}
-
-/// Turns scores (minus infinity behind the first `n`) into weights `e^(s - m)`, m the greatest of them and of `before`.
-/// Returns m, `e^(before - m)` and the sum of the weights.
-#[inline(always)]
-pub fn soften<L: Lanes>(s: &mut [f32; TILE], n: usize, before: f32) -> (f32, f32, f32) {
-    let mut max = L::splat(before);
-    for part in s[..n.next_multiple_of(L::N)].chunks_exact(L::N) {
-        // SAFETY: N elements; TILE is a multiple of N.
-        max = max.max(unsafe { L::load(part.as_ptr()) });
-    }
-    let m = max.greatest();
-    let mut sum = L::zero();
-    for part in s[..n.next_multiple_of(L::N)].chunks_exact_mut(L::N) {
-        // SAFETY: as above.
-        unsafe {
-            let w = L::load(part.as_ptr()).sub(L::splat(m)).exp();
-            w.store(part.as_mut_ptr());
-            sum = sum.add(w);
-        }
-    }
-    (m, exp1::<L>(before - m), sum.sum())
-}
-
-/// `acc = kept * acc + sum_j p[j] v[j]` for `H` heads, keys in ascending order.
-#[inline(always)]
-unsafe fn weigh<L: Lanes, S: Stored, const H: usize>(
-    acc: [*mut f32; H],
-    kept: [f32; H],
-    p: [*const f32; H],
-    values: *const u8,
-    vector: usize,
-    n: usize,
-    d: usize,
-) {
-    let mut i = 0;
-    // SAFETY: d elements of each accumulator and each of n values, n weights.
-    unsafe {
-        while i + 2 * L::N <= d {
-            let mut sum = [[L::zero(); 2]; H];
-            for h in 0..H {
-                let by = L::splat(kept[h]);
-                sum[h] = [L::load(acc[h].add(i)).mul(by), L::load(acc[h].add(i + L::N)).mul(by)];
-            }
-            for j in 0..n {
-                let v = values.add(j * vector);
-                let v = [S::load::<L>(v, i), S::load::<L>(v, i + L::N)];
-                for h in 0..H {
-                    let w = L::splat(*p[h].add(j));
-                    sum[h] = [w.fma(v[0], sum[h][0]), w.fma(v[1], sum[h][1])];
-                }
-            }
-            for h in 0..H {
-                sum[h][0].store(acc[h].add(i));
-                sum[h][1].store(acc[h].add(i + L::N));
-            }
-            i += 2 * L::N;
-        }
-        while i < d {
-            for h in 0..H {
-                let mut sum = L::get(acc[h].add(i), d - i).mul(L::splat(kept[h]));
-                for j in 0..n {
-                    let v = values.add(j * vector);
-                    let v = if d - i < L::N { S::load_part::<L>(v, i, d - i) } else { S::load::<L>(v, i) };
-                    sum = L::splat(*p[h].add(j)).fma(v, sum);
-                }
-                sum.put(acc[h].add(i), d - i);
-            }
-            i += L::N;
         }
     }
 }

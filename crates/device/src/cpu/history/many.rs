@@ -3,9 +3,9 @@
 //! they do not depend on which rows share its tile.
 
 use super::attention::{Attention, Sight, TILE};
-use super::few::soften;
 use super::pages::{PAGE, Trouble};
 use super::stored::{Stored, WithFormat, pick};
+use super::tile::soften;
 use crate::cpu::Cx;
 use crate::cpu::chain::Product;
 use crate::cpu::lanes::{Lanes, Work, dispatch};

@@ -6,6 +6,7 @@ mod few;
 mod many;
 mod pages;
 mod stored;
+mod tile;
 
 pub use append::append;
 pub use attention::{attention, scratch};

@@ -8,8 +8,11 @@ pub struct Plain([f32; 8]);
 
 impl Plain {
     #[inline(always)]
-    fn each(self, o: Self, f: impl Fn(f32, f32) -> f32) -> Self {
-        Plain(std::array::from_fn(|i| f(self.0[i], o.0[i])))
+    fn each(mut self, o: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        for (x, y) in self.0.iter_mut().zip(o.0) {
+            *x = f(*x, y);
+        }
+        self
     }
 }
 
@@ -26,8 +29,12 @@ impl Lanes for Plain {
     }
     #[inline(always)]
     unsafe fn load_part(p: *const f32, n: usize) -> Self {
-        // SAFETY: only the first n are read.
-        Plain(std::array::from_fn(|i| if i < n { unsafe { p.add(i).read_unaligned() } } else { 0.0 }))
+        let mut all = [0.0; 8];
+        for (i, x) in all.iter_mut().enumerate().take(n) {
+            // SAFETY: only the first n are read.
+            *x = unsafe { p.add(i).read_unaligned() };
+        }
+        Plain(all)
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> Self {
@@ -93,7 +100,8 @@ impl Lanes for Plain {
     }
     #[inline(always)]
     fn zero_where_below(self, x: Self, lo: Self) -> Self {
-        Plain(std::array::from_fn(|i| if x.0[i] < lo.0[i] { 0.0 } else { self.0[i] }))
+        let below = x.each(lo, |x, lo| f32::from(u8::from(x < lo)));
+        self.each(below, |y, below| if below > 0.0 { 0.0 } else { y })
     }
     #[inline(always)]
     fn sum(self) -> f32 {

@@ -1,0 +1,176 @@
+//! A tile of keys and values read where they lie, against one query of each of several heads.
+
+use super::attention::{TILE, exp1};
+use super::stored::Stored;
+use crate::cpu::lanes::Lanes;
+
+/// Query heads whose scores of a tile are held at once.
+pub const HEADS: usize = 8;
+
+/// Some keys and values against the queries of up to `HEADS` heads.
+pub struct Tile {
+    pub q: [*const f32; HEADS],
+    /// Weighted values so far.
+    pub acc: [*mut f32; HEADS],
+    pub keys: *const u8,
+    pub values: *const u8,
+    /// Bytes of a key or value.
+    pub vector: usize,
+    pub n: usize,
+    pub d: usize,
+    pub scale: f32,
+}
+
+#[expect(clippy::needless_range_loop, reason = "heads and vectors index several arrays at once")]
+impl Tile {
+    /// Scaled products of `H` queries with the keys, four keys at a time: lane-strided sums and a fixed tree each.
+    ///
+    /// # Safety
+    /// The tile's addresses hold what its numbers say, from head `first` on.
+    #[inline(always)]
+    pub unsafe fn score<L: Lanes, S: Stored, const H: usize>(&self, first: usize, to: &mut [[f32; TILE]; HEADS]) {
+        let (n, d, whole) = (self.n, self.d, self.d / L::N * L::N);
+        for at in (0..n).step_by(4) {
+            // The last key stands in for those behind it.
+            let key = |j: usize| self.keys.wrapping_add((at + j).min(n - 1) * self.vector);
+            let k = [key(0), key(1), key(2), key(3)];
+            let mut acc = [[L::zero(); 4]; H];
+            // SAFETY: d elements of each key and query.
+            unsafe {
+                for i in (0..whole).step_by(L::N) {
+                    let k =
+                        [S::load::<L>(k[0], i), S::load::<L>(k[1], i), S::load::<L>(k[2], i), S::load::<L>(k[3], i)];
+                    for h in 0..H {
+                        let x = L::load(self.q[first + h].add(i));
+                        for j in 0..4 {
+                            acc[h][j] = x.fma(k[j], acc[h][j]);
+                        }
+                    }
+                }
+                if whole < d {
+                    for h in 0..H {
+                        let x = L::load_part(self.q[first + h].add(whole), d - whole);
+                        for j in 0..4 {
+                            acc[h][j] = x.fma(S::load_part::<L>(k[j], whole, d - whole), acc[h][j]);
+                        }
+                    }
+                }
+            }
+            for h in 0..H {
+                let sums = L::sum4(acc[h]);
+                for j in 0..4.min(n - at) {
+                    to[first + h][at + j] = sums[j] * self.scale;
+                }
+            }
+        }
+    }
+
+    /// `acc = kept * acc + sum_j p[j] v[j]` for `H` heads, keys in ascending order.
+    ///
+    /// # Safety
+    /// As [`score`](Self::score).
+    #[inline(always)]
+    pub unsafe fn weigh<L: Lanes, S: Stored, const H: usize>(
+        &self,
+        first: usize,
+        p: &[[f32; TILE]; HEADS],
+        kept: &[f32; HEADS],
+    ) {
+        let mut i = 0;
+        // SAFETY: d elements.
+        unsafe {
+            while i + 2 * L::N <= self.d {
+                self.columns::<L, S, H, 2>(first, p, kept, i);
+                i += 2 * L::N;
+            }
+            while i + L::N <= self.d {
+                self.columns::<L, S, H, 1>(first, p, kept, i);
+                i += L::N;
+            }
+            if i < self.d {
+                self.edge::<L, S, H>(first, p, kept, i);
+            }
+        }
+    }
+    /// `C` vectors from column `i` on.
+    #[inline(always)]
+    unsafe fn columns<L: Lanes, S: Stored, const H: usize, const C: usize>(
+        &self,
+        first: usize,
+        p: &[[f32; TILE]; HEADS],
+        kept: &[f32; HEADS],
+        i: usize,
+    ) {
+        let mut sum = [[L::zero(); C]; H];
+        // SAFETY: columns inside, n values.
+        unsafe {
+            for h in 0..H {
+                for c in 0..C {
+                    let so_far = L::load(self.acc[first + h].add(i + c * L::N));
+                    sum[h][c] = so_far.mul(L::splat(kept[first + h]));
+                }
+            }
+            for j in 0..self.n {
+                let from = self.values.add(j * self.vector);
+                let mut v = [L::zero(); C];
+                for (c, v) in v.iter_mut().enumerate() {
+                    *v = S::load::<L>(from, i + c * L::N);
+                }
+                for h in 0..H {
+                    let w = L::splat(*p[first + h].as_ptr().add(j));
+                    for c in 0..C {
+                        sum[h][c] = w.fma(v[c], sum[h][c]);
+                    }
+                }
+            }
+            for h in 0..H {
+                for c in 0..C {
+                    sum[h][c].store(self.acc[first + h].add(i + c * L::N));
+                }
+            }
+        }
+    }
+    /// The last, incomplete vector.
+    #[inline(always)]
+    unsafe fn edge<L: Lanes, S: Stored, const H: usize>(
+        &self,
+        first: usize,
+        p: &[[f32; TILE]; HEADS],
+        kept: &[f32; HEADS],
+        i: usize,
+    ) {
+        let left = self.d - i;
+        for h in first..first + H {
+            // SAFETY: `left` columns from i on, n values.
+            unsafe {
+                let mut sum = L::load_part(self.acc[h].add(i), left).mul(L::splat(kept[h]));
+                for (j, &w) in p[h][..self.n].iter().enumerate() {
+                    sum = L::splat(w).fma(S::load_part::<L>(self.values.add(j * self.vector), i, left), sum);
+                }
+                sum.store_part(self.acc[h].add(i), left);
+            }
+        }
+    }
+}
+
+/// Turns scores (minus infinity behind the first `n`) into weights `e^(s - m)`, m the greatest of them and of `before`.
+/// Returns m, `e^(before - m)` and the sum of the weights.
+#[inline(always)]
+pub fn soften<L: Lanes>(s: &mut [f32; TILE], n: usize, before: f32) -> (f32, f32, f32) {
+    let mut max = L::splat(before);
+    for part in s[..n.next_multiple_of(L::N)].chunks_exact(L::N) {
+        // SAFETY: N elements; TILE is a multiple of N.
+        max = max.max(unsafe { L::load(part.as_ptr()) });
+    }
+    let m = max.greatest();
+    let mut sum = L::zero();
+    for part in s[..n.next_multiple_of(L::N)].chunks_exact_mut(L::N) {
+        // SAFETY: as above.
+        unsafe {
+            let w = L::load(part.as_ptr()).sub(L::splat(m)).exp();
+            w.store(part.as_mut_ptr());
+            sum = sum.add(w);
+        }
+    }
+    (m, exp1::<L>(before - m), sum.sum())
+}

@@ -1,0 +1,339 @@
+//! What can be typed.
+
+use checkpoint::DType;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use snug::quantize::{Rule, parse_type};
+use std::path::PathBuf;
+
+const MODEL_HELP: &str = "a .gguf file, a Hugging Face directory, or a name in the store (see `snug list`); \
+    without it, the model that is part of the program";
+
+/// Serves language models larger than the memory they are given.
+#[derive(Debug, Parser)]
+#[command(name = "snug", version, propagate_version = true, max_term_width = 100)]
+#[command(after_help = "Example:\n  snug run smollm2 -p 'Why is the sky blue?'")]
+pub struct Cli {
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+    /// Say on stderr what was decided and how fast it went
+    #[arg(short, long, global = true)]
+    pub verbose: bool,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Answer one prompt
+    Run(RunArgs),
+    /// Talk with a model
+    Chat(ChatArgs),
+    /// Show what a model file holds
+    Inspect(InspectArgs),
+    /// Print the logits that follow a sequence of token ids
+    Logits(LogitsArgs),
+    /// Turn text into token ids, or back
+    Tokenize(TokenizeArgs),
+    /// Write a model as a GGUF file in another type
+    Quantize(QuantizeArgs),
+    /// List the models in the store
+    List(ListArgs),
+}
+
+/// How a model is run: the same for every command that computes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Running")]
+pub struct On {
+    /// Positions of prompt and answer together [default: the model's, at most 65536, less if memory is short]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: Option<u32>,
+    /// Threads that compute [default: one for each core]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Instruction set of the kernels [default: the best of this machine]
+    #[arg(long, value_enum)]
+    pub isa: Option<Isa>,
+    /// Backend
+    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    pub device: Device,
+    /// Element type of the attention history [default: f32 for f32 weights, else bf16]
+    #[arg(long, value_enum)]
+    pub kv: Option<Kv>,
+}
+
+/// Instruction sets by name.
+#[derive(Copy, Clone, Debug, ValueEnum)]
+pub enum Isa {
+    /// Plain code
+    Scalar,
+    /// AVX2, FMA, F16C
+    Avx2,
+    /// AVX-512 with VNNI
+    Avx512,
+}
+
+/// Backends by name.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Device {
+    /// Plain f32 arithmetic: slow, the measure of the others
+    Reference,
+    /// The CPU kernels
+    Cpu,
+}
+
+/// History formats by name.
+#[derive(Copy, Clone, Debug, ValueEnum)]
+pub enum Kv {
+    /// 4 bytes an element
+    F32,
+    /// 2 bytes an element
+    Bf16,
+}
+
+/// How an answer is made. What is not given comes from the checkpoint.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct Sample {
+    /// Most tokens of an answer [default: until the model ends it or the context is full]
+    #[arg(short = 'n', long, value_name = "N")]
+    pub max_tokens: Option<u32>,
+    /// Temperature; 0 always takes the likeliest token
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub temp: Option<f32>,
+    /// Only the K likeliest tokens; 0 is all
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<u32>,
+    /// Only the likeliest tokens that together have this probability
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Only tokens with at least this share of the likeliest one's probability
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
+    /// Divide the logits of tokens that were seen; 1 is off
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub repeat_penalty: Option<f32>,
+    /// Lower the logits of tokens the answer has
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub presence_penalty: Option<f32>,
+    /// Lower the logits of tokens by how often the answer has them
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f32>,
+    /// Key of the random draws: the same seed gives the same answer [default: another one each time]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Add to the logit of a token; may be repeated
+    #[arg(long, value_name = "ID=BIAS", value_parser = logit_bias)]
+    pub logit_bias: Vec<(u32, f32)>,
+    /// End the answer before this text; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Take tokens that end an answer for ordinary ones
+    #[arg(long)]
+    pub ignore_eos: bool,
+}
+
+/// `snug run`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  snug run -p 'Name three colours.'
+  snug run smollm2 -p - --temp 0 < question.txt
+  snug run model.gguf --raw -p 'Once upon a time' -n 100 --json")]
+pub struct RunArgs {
+    #[arg(help = MODEL_HELP)]
+    pub model: Option<String>,
+    /// The prompt; `-` (or nothing, when something is piped in) reads it from stdin, without its last line break
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "ids")]
+    pub prompt: Option<String>,
+    /// Token ids as the prompt, exactly these
+    #[arg(long, value_name = "1,2,3", value_parser = ids)]
+    pub ids: Option<Ids>,
+    /// System message
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["raw", "ids"])]
+    pub system: Option<String>,
+    /// Continue the prompt as it is, without the model's chat template
+    #[arg(long)]
+    pub raw: bool,
+    /// Print one JSON object instead of streaming text
+    #[arg(long)]
+    pub json: bool,
+    /// Report the logprob of every token and of the N likeliest (with --json)
+    #[arg(long, value_name = "N", requires = "json")]
+    pub logprobs: Option<u32>,
+    #[command(flatten)]
+    pub sample: Sample,
+    #[command(flatten)]
+    pub on: On,
+}
+
+/// `snug chat`.
+#[derive(Debug, Args)]
+#[command(after_help = "Ctrl-C stops an answer; at an empty prompt Ctrl-D or Ctrl-C twice leaves.
+/reset forgets the conversation, /help lists the commands.
+
+Examples:
+  snug chat
+  snug chat smollm2 --system 'You answer in one sentence.'
+  printf 'Hello\\nAnd again\\n' | snug chat")]
+pub struct ChatArgs {
+    #[arg(help = MODEL_HELP)]
+    pub model: Option<String>,
+    /// System message
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    #[command(flatten)]
+    pub sample: Sample,
+    #[command(flatten)]
+    pub on: On,
+}
+
+/// `snug inspect`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  snug inspect smollm2 --tensors")]
+pub struct InspectArgs {
+    #[arg(help = MODEL_HELP)]
+    pub model: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// List every tensor with type, shape and bytes
+    #[arg(long)]
+    pub tensors: bool,
+}
+
+/// `snug logits`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  snug logits smollm2 --ids 1,2,3 --json")]
+pub struct LogitsArgs {
+    #[arg(help = MODEL_HELP)]
+    pub model: Option<String>,
+    /// The token ids
+    #[arg(long, value_name = "1,2,3", value_parser = ids)]
+    pub ids: Ids,
+    /// A row of logits for every position, not only the last
+    #[arg(long)]
+    pub all: bool,
+    /// Print {"logits": [...]}, with --all a list of rows, instead of the ten likeliest tokens
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub on: On,
+}
+
+/// `snug tokenize`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "snug tokenize [OPTIONS] [MODEL] <TEXT|->\n       snug tokenize [OPTIONS] [MODEL] --decode 1,2,3"
+)]
+#[command(after_help = "Examples:
+  snug tokenize 'How many tokens?'
+  snug tokenize smollm2 - < book.txt
+  snug tokenize smollm2 --decode 19556,905")]
+pub struct TokenizeArgs {
+    /// The model (as elsewhere) and the text; `-` reads the text from stdin
+    #[arg(value_name = "[MODEL] TEXT", num_args = 0..=2, allow_hyphen_values = false)]
+    pub words: Vec<String>,
+    /// Turn these ids into text
+    #[arg(long, value_name = "1,2,3", value_parser = ids)]
+    pub decode: Option<Ids>,
+    /// Read special tokens such as <|im_end|> as ordinary text; with --decode, leave them out
+    #[arg(long)]
+    pub no_specials: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `snug quantize`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Types: f32, f16, bf16, q8_0, q5_0, q5_1, q4_0, q4_1, q4_k, mxfp4. Vectors and small sensitive matrices
+stay floats, and rows that the blocks of a type do not divide get a like one.
+
+Examples:
+  snug quantize path/to/hf-model model.gguf --to q8_0
+  snug quantize big.gguf small.gguf --to q4_k --rule 'output.weight=q8_0' --rule 'ffn_down=q5_0'"
+)]
+pub struct QuantizeArgs {
+    /// A .gguf file, a Hugging Face directory, or a name in the store
+    pub model: String,
+    /// The file to write
+    pub out: PathBuf,
+    /// Type of the matrices
+    #[arg(long = "type", value_name = "TYPE", value_parser = parse_type)]
+    pub to: DType,
+    /// Another type for tensors with PATTERN in their GGUF name (`*` is anything); the first that matches wins
+    #[arg(long = "tensor-type", value_name = "PATTERN=TYPE", value_parser = Rule::parse)]
+    pub rules: Vec<Rule>,
+    /// Set a metadata string, such as general.license; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    pub meta: Vec<(String, String)>,
+    /// Replace OUT if it exists
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `snug list`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The store is $SNUG_HOME/models, else $XDG_DATA_HOME/snug/models, else ~/.local/share/snug/models.
+
+Example:\n  snug list"
+)]
+pub struct ListArgs {
+    /// Print a JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Token ids as typed: separated by commas or spaces, brackets allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ids(pub Vec<u32>);
+
+fn ids(s: &str) -> Result<Ids, String> {
+    let inner = s.trim().trim_start_matches('[').trim_end_matches(']');
+    let words = inner.split([',', ' ', '\n']).map(str::trim).filter(|w| !w.is_empty());
+    let one = |w: &str| w.parse().map_err(|_| format!("'{w}' is not a token id"));
+    words.map(one).collect::<Result<_, _>>().map(Ids)
+}
+
+fn key_value(s: &str) -> Result<(String, String), String> {
+    let (key, value) = s.split_once('=').filter(|(k, _)| !k.is_empty()).ok_or("it must look like key=value")?;
+    Ok((key.to_string(), value.to_string()))
+}
+
+fn logit_bias(s: &str) -> Result<(u32, f32), String> {
+    let (id, bias) = s.split_once('=').ok_or("it must look like 42=-1.5")?;
+    let id = id.trim().parse().map_err(|_| format!("'{id}' is not a token id"))?;
+    Ok((id, bias.trim().parse().map_err(|_| format!("'{bias}' is not a number"))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_consistent_and_every_help_has_an_example() {
+        let mut all = Cli::command();
+        all.clone().debug_assert();
+        for c in all.get_subcommands_mut().filter(|c| c.get_name() != "help") {
+            let help = c.render_long_help().to_string();
+            assert!(help.contains("Example"), "{}", c.get_name());
+        }
+    }
+
+    #[test]
+    fn ids_are_read_as_people_and_json_write_them() {
+        assert_eq!(ids("1,2, 3").unwrap().0, [1, 2, 3]);
+        assert_eq!(ids("[4, 5]").unwrap().0, [4, 5]);
+        assert!(ids("").unwrap().0.is_empty());
+        assert!(ids("1,x").unwrap_err().contains("'x'"));
+        assert!(ids("-1").is_err() && ids("4294967296").is_err());
+    }
+
+    #[test]
+    fn a_bias_names_a_token() {
+        assert_eq!(logit_bias("7=-2.5").unwrap(), (7, -2.5));
+        assert!(logit_bias("7").is_err() && logit_bias("x=1").is_err() && logit_bias("1=x").is_err());
+    }
+}

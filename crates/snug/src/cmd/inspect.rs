@@ -1,0 +1,221 @@
+//! `snug inspect`: what a file holds, whether or not it can be run.
+
+use crate::args::InspectArgs;
+use crate::fault::Ended;
+use crate::output::{self, bytes};
+use crate::resolve;
+use checkpoint::{Checkpoint, Container, TensorInfo, Value};
+use engine::{open, plan};
+use memory::{Component, Residency, WeightShare};
+use model::{Family, Spec};
+use serde_json::{Map, Value as Json, json};
+use std::collections::BTreeMap;
+
+/// Elements of an array that are shown; of a longer one, these first ones and the length.
+const SHOWN: usize = 8;
+
+/// Everything there is to say.
+struct Facts {
+    ck: Checkpoint,
+    name: String,
+    arch: Option<String>,
+    /// What the family makes of it, or why it cannot be run.
+    runs: Result<(Spec, Vec<WeightShare>), String>,
+}
+
+/// Prints it.
+pub fn run(a: &InspectArgs) -> anyhow::Result<Ended> {
+    let ck = Checkpoint::open(resolve::source(a.model.as_deref())?)?;
+    let runs = model::open(ck.meta()).and_then(|f| shares(f.as_ref(), &ck)).map_err(|e| e.to_string());
+    let facts = Facts { name: open::name(ck.meta()), arch: architecture(&ck), runs, ck };
+    if a.json {
+        output::json(&as_json(&facts, a.tensors))?
+    } else {
+        print(&facts, a.tensors)?
+    }
+    Ok(Ended::Done)
+}
+
+fn shares(family: &dyn Family, ck: &Checkpoint) -> model::Result<(Spec, Vec<WeightShare>)> {
+    Ok((family.spec().clone(), plan::shares(&model::bind(family, ck)?)))
+}
+
+fn architecture(ck: &Checkpoint) -> Option<String> {
+    let m = ck.meta();
+    match m.hf() {
+        Some(hf) => hf.text_config()?.get("model_type")?.as_str().map(str::to_string),
+        None => m.str("general.architecture").ok().flatten().map(str::to_string),
+    }
+}
+
+fn component(c: Component) -> String {
+    match c {
+        Component::Core => "core".into(),
+        Component::Embed => "embedding".into(),
+        Component::Head => "head".into(),
+        Component::Mtp => "predictor".into(),
+        Component::Layer(l) => format!("layer {l}"),
+        Component::Experts(l) => format!("experts {l}"),
+    }
+}
+
+fn total(shares: &[WeightShare], r: Residency) -> u64 {
+    shares.iter().filter(|s| s.residency == r).map(|s| s.bytes).sum()
+}
+
+const RESIDENCIES: [(Residency, &str); 3] = [
+    (Residency::Resident, "in memory all the time"),
+    (Residency::Leased, "in memory only while used: the token predictor"),
+    (Residency::Cached, "kept as far as room allows: routed experts"),
+];
+
+/// Tensors and bytes by storage type.
+fn by_type(ck: &Checkpoint) -> BTreeMap<&'static str, (u64, u64)> {
+    let mut all = BTreeMap::new();
+    for t in ck.tensors() {
+        let (n, b) = all.entry(t.dtype.name()).or_default();
+        (*n, *b) = (*n + 1, *b + t.at.len);
+    }
+    all
+}
+
+fn print(f: &Facts, tensors: bool) -> anyhow::Result<()> {
+    let field = |name: &str, value: String| output::line(format_args!("{name:<14}{value}"));
+    let meta = f.ck.meta();
+    field("file", meta.file().to_string())?;
+    let container = if meta.container() == Container::Gguf { "GGUF" } else { "safetensors" };
+    field("container", format!("{container}, {} file(s)", f.ck.files()))?;
+    field("name", f.name.clone())?;
+    field("architecture", f.arch.clone().unwrap_or_else(|| "not named".into()))?;
+    match &f.runs {
+        Ok((spec, _)) => field("model", described(spec))?,
+        Err(why) => field("cannot run", why.clone())?,
+    }
+    let elems: u64 = f.ck.tensors().map(TensorInfo::elems).sum();
+    field("tensors", format!("{}, {elems} elements, {}", f.ck.tensors().len(), bytes(f.ck.weight_bytes())))?;
+    for (dtype, (n, b)) in by_type(&f.ck) {
+        field("", format!("{dtype}: {n} tensors, {}", bytes(b)))?;
+    }
+    if let Ok((_, shares)) = &f.runs {
+        for (r, what) in RESIDENCIES {
+            field(r.name(), format!("{:>12}  {what}", bytes(total(shares, r))))?;
+        }
+    }
+    output::line("\nmetadata")?;
+    for (key, value) in metadata_lines(&f.ck) {
+        output::line(format_args!("  {key} = {value}"))?;
+    }
+    if tensors {
+        output::line("\ntensors")?;
+        let width = f.ck.tensors().map(|t| t.name.len()).max().unwrap_or(0);
+        for t in f.ck.tensors() {
+            let shape = format!("{:?}", t.shape);
+            output::line(format_args!("  {:width$}  {:<7} {shape:<18} {}", t.name, t.dtype.name(), t.at.len))?;
+        }
+    }
+    Ok(())
+}
+
+fn described(s: &Spec) -> String {
+    let experts = s.experts.map(|(n, k)| format!(", {n} experts ({k} a token)")).unwrap_or_default();
+    let mtp = if s.mtp_layers > 0 { ", token predictor" } else { "" };
+    let Spec { n_layers, hidden, vocab, context, .. } = s;
+    format!("{n_layers} layers of width {hidden}, vocabulary {vocab}, context {context}{experts}{mtp}")
+}
+
+fn metadata_lines(ck: &Checkpoint) -> Vec<(String, String)> {
+    let meta = ck.meta();
+    let Some(hf) = meta.hf() else { return meta.entries().map(|(k, v)| (k.to_string(), v.to_string())).collect() };
+    let mut lines = Vec::new();
+    for (file, json) in [("config", &hf.config), ("generation", &hf.generation)] {
+        if let Some(j) = json {
+            flatten(file.to_string(), j, &mut lines);
+        }
+    }
+    lines
+}
+
+fn flatten(key: String, value: &Json, into: &mut Vec<(String, String)>) {
+    match value {
+        Json::Object(m) => m.iter().for_each(|(k, v)| flatten(format!("{key}.{k}"), v, into)),
+        Json::Array(a) if a.len() > SHOWN => {
+            let first: Vec<String> = a.iter().take(SHOWN).map(Json::to_string).collect();
+            into.push((key, format!("[{}, ... {} in all]", first.join(", "), a.len())));
+        }
+        other => into.push((key, other.to_string())),
+    }
+}
+
+fn as_json(f: &Facts, tensors: bool) -> Json {
+    let ck = &f.ck;
+    let mut all = json!({
+        "file": ck.meta().file(),
+        "files": ck.files(),
+        "container": if ck.meta().container() == Container::Gguf { "gguf" } else { "safetensors" },
+        "name": f.name,
+        "architecture": f.arch,
+        "supported": f.runs.is_ok(),
+        "tensor_count": ck.tensors().len(),
+        "elements": ck.tensors().map(TensorInfo::elems).sum::<u64>(),
+        "bytes": ck.weight_bytes(),
+        "types": by_type(ck).into_iter().map(|(t, (n, b))| (t, json!({"tensors": n, "bytes": b}))).collect::<BTreeMap<_, _>>(),
+        "metadata": metadata_json(ck),
+    });
+    match &f.runs {
+        Ok((spec, shares)) => {
+            all["model"] = spec_json(spec);
+            all["weights"] = weights_json(shares);
+        }
+        Err(why) => all["reason"] = json!(why),
+    }
+    if tensors {
+        let one = |t: &TensorInfo| json!({"name": &*t.name, "dtype": t.dtype.name(), "shape": t.shape[..], "bytes": t.at.len});
+        all["tensors"] = ck.tensors().map(one).collect();
+    }
+    all
+}
+
+fn spec_json(s: &Spec) -> Json {
+    let experts = s.experts.map(|(count, used)| json!({"count": count, "used": used}));
+    let Spec { n_layers, hidden, vocab, context, mtp_layers, .. } = s;
+    json!({"n_layers": n_layers, "hidden": hidden, "vocab": vocab, "context": context, "experts": experts, "mtp_layers": mtp_layers})
+}
+
+fn weights_json(shares: &[WeightShare]) -> Json {
+    let mut all: Map<String, Json> =
+        RESIDENCIES.iter().map(|(r, _)| (r.name().to_string(), json!(total(shares, *r)))).collect();
+    let one = |s: &WeightShare| json!({"component": component(s.component), "residency": s.residency.name(), "bytes": s.bytes});
+    all.insert("components".into(), shares.iter().map(one).collect());
+    Json::Object(all)
+}
+
+fn metadata_json(ck: &Checkpoint) -> Json {
+    match ck.meta().hf() {
+        Some(hf) => {
+            json!({"config": hf.config.as_ref().map(abbreviated), "generation": hf.generation.as_ref().map(abbreviated)})
+        }
+        None => ck.meta().entries().map(|(k, v)| (k.to_string(), value_json(v))).collect(),
+    }
+}
+
+fn value_json(v: Value) -> Json {
+    match v {
+        Value::Unsigned(x) => json!(x),
+        Value::Signed(x) => json!(x),
+        Value::Float(x) => json!(x),
+        Value::Bool(x) => json!(x),
+        Value::Str(s) => json!(String::from_utf8_lossy(s)),
+        Value::Array(a) => {
+            let first: Vec<Json> = a.iter().take(SHOWN).map(value_json).collect();
+            if first.len() == a.len { json!(first) } else { json!({"length": a.len, "first": first}) }
+        }
+    }
+}
+
+fn abbreviated(v: &Json) -> Json {
+    match v {
+        Json::Object(m) => m.iter().map(|(k, v)| (k.clone(), abbreviated(v))).collect(),
+        Json::Array(a) if a.len() > SHOWN => json!({"length": a.len(), "first": a[..SHOWN]}),
+        other => other.clone(),
+    }
+}

@@ -1,0 +1,29 @@
+//! One file for each command.
+
+mod answer;
+mod chat;
+mod inspect;
+mod list;
+mod logits;
+mod quantize;
+mod run;
+mod tokenize;
+
+use crate::args::{Cli, Command};
+use crate::fault::Ended;
+use std::time::Instant;
+
+/// Runs what was typed. `begun` is when the process started.
+pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
+    crate::interrupt::install()?;
+    let v = cli.verbose;
+    match cli.command {
+        Command::Run(a) => run::run(&a, begun, v),
+        Command::Chat(a) => chat::run(&a, v),
+        Command::Inspect(a) => inspect::run(&a),
+        Command::Logits(a) => logits::run(&a, v),
+        Command::Tokenize(a) => tokenize::run(&a),
+        Command::Quantize(a) => quantize::run(&a),
+        Command::List(a) => list::run(&a),
+    }
+}
