@@ -5,6 +5,7 @@
 //! bit.
 
 use super::Cx;
+use super::lanes::{Lanes, Work, dispatch};
 use super::product::{Acts, Matrix, SMALL, Scratch, acts_bytes, tiles_per_task};
 use super::ptr::Ptr;
 use crate::error::{Error, Result};
@@ -144,14 +145,33 @@ fn gate_up(cx: &Cx, g: &Group, plan: &Plan, x: &Acts) -> Result<()> {
             e.gate.product(x, places.len(), row, tiles.clone(), |i, column, y| {
                 part(i, column, y.len()).copy_from_slice(y);
             });
-            e.up.product(x, places.len(), row, tiles, |i, column, y| glu(g.e.glu, part(i, column, y.len()), y));
+            e.up.product(x, places.len(), row, tiles, |i, column, up| {
+                dispatch(cx.isa, GluOf { glu: g.e.glu, gate: part(i, column, up.len()), up });
+            });
         }
     })
 }
 
-fn glu(glu: Glu, gate: &mut [f32], up: &[f32]) {
-    match glu {
-        Glu::Swiglu => gate.iter_mut().zip(up).for_each(|(g, u)| *g = *g / (1.0 + (-*g).exp()) * u),
+/// `gate = act(gate) * up` of two slices of one length.
+struct GluOf<'a> {
+    glu: Glu,
+    gate: &'a mut [f32],
+    up: &'a [f32],
+}
+
+impl Work for GluOf<'_> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let n = self.gate.len().min(self.up.len());
+        for at in (0..n).step_by(L::N) {
+            // SAFETY: at < n, and no more than n - at elements are touched.
+            unsafe {
+                let (gate, up) = (self.gate.as_mut_ptr().add(at), L::get(self.up.as_ptr().add(at), n - at));
+                match self.glu {
+                    Glu::Swiglu => L::get(gate, n - at).silu().mul(up).put(gate, n - at),
+                }
+            }
+        }
     }
 }
 

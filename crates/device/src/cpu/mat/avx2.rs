@@ -3,7 +3,7 @@
 
 use super::quant::{self, GROUP};
 use super::tile::{CHUNK_GROUPS, chunk_bytes, locate};
-use super::tile_x86::{F16c, TileX86};
+use super::tile_x86::{Eight, F16c, TileX86};
 use super::{TILE, Weights};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -53,73 +53,82 @@ fn sum8(v: __m256i) -> i32 {
 struct Panel {
     /// `[group][half][j]`: codes 4j .. 4j + 4 of each of eight rows.
     codes: [[[__m256i; 8]; 2]; CHUNK_GROUPS],
-    scale: [[f32; TILE]; CHUNK_GROUPS],
-    min: [[f32; TILE]; CHUNK_GROUPS],
-    sub: [[[i32; TILE]; 2]; CHUNK_GROUPS],
+    /// `[half][group]`.
+    scale: [[__m256i; CHUNK_GROUPS]; 2],
+    min: [[__m256i; CHUNK_GROUPS]; 2],
+    sub: [[[__m256i; CHUNK_GROUPS]; 2]; 2],
 }
 
-/// Codes of one group of eight rows, transposed in units of four codes; signed where the offset is 128.
-///
-/// # Safety
-/// AVX2; the rows' groups are readable.
+/// Transposes eight rows of eight 32-bit elements: vector j holds element j of each row.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn transpose<T: TileX86>(rows: &[*const u8], g: usize) -> [__m256i; 8] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let codes = |n: usize| {
-            let (b, g) = locate::<T>(rows[n], g);
-            let v = T::vector(b, g);
-            if T::OFFSET == 128 { _mm256_xor_si256(v, _mm256_set1_epi8(-128)) } else { v }
-        };
-        // 4x4 transposition inside 128-bit lanes: [c] = code quads c and c + 4 of four rows.
-        let quad = |n: usize| {
-            let (a, b, c, d) = (codes(n), codes(n + 1), codes(n + 2), codes(n + 3));
-            let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
-            let (ab2, cd2) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
-            [
-                _mm256_unpacklo_epi64(ab, cd),
-                _mm256_unpackhi_epi64(ab, cd),
-                _mm256_unpacklo_epi64(ab2, cd2),
-                _mm256_unpackhi_epi64(ab2, cd2),
-            ]
-        };
-        let (u, v) = (quad(0), quad(4));
-        let mut y = [_mm256_setzero_si256(); 8];
-        for c in 0..4 {
-            y[c] = _mm256_permute2x128_si256::<0x20>(u[c], v[c]);
-            y[c + 4] = _mm256_permute2x128_si256::<0x31>(u[c], v[c]);
-        }
-        y
+fn transpose(row: impl Fn(usize) -> __m256i) -> [__m256i; 8] {
+    // 4x4 transposition inside 128-bit lanes: [c] = elements c and c + 4 of four rows.
+    let quad = |n: usize| {
+        let (a, b, c, d) = (row(n), row(n + 1), row(n + 2), row(n + 3));
+        let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+        let (ab2, cd2) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+        [
+            _mm256_unpacklo_epi64(ab, cd),
+            _mm256_unpackhi_epi64(ab, cd),
+            _mm256_unpacklo_epi64(ab2, cd2),
+            _mm256_unpackhi_epi64(ab2, cd2),
+        ]
+    };
+    let (u, v) = (quad(0), quad(4));
+    let mut y = [_mm256_setzero_si256(); 8];
+    for c in 0..4 {
+        y[c] = _mm256_permute2x128_si256::<0x20>(u[c], v[c]);
+        y[c + 4] = _mm256_permute2x128_si256::<0x31>(u[c], v[c]);
     }
+    y
 }
 
-/// Decodes `groups` groups of the chunks that start at `rows`.
+/// Decodes `groups` groups of the chunks that start at `rows`; codes are made signed where the offset is 128.
 ///
 /// # Safety
 /// AVX2, FMA, F16C; the rows' groups are readable; `panel` is writable.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn decode<T: TileX86>(rows: &[*const u8; TILE], groups: usize, panel: *mut Panel) {
+unsafe fn decode<T: TileX86>(rows: &[[*const u8; 8]; 2], groups: usize, panel: &mut MaybeUninit<Panel>) {
+    let panel = panel.as_mut_ptr();
     // SAFETY: the caller's promise; prefetching reads nothing.
     unsafe {
-        for row in rows {
+        for row in rows.as_flattened() {
             for line in (0..chunk_bytes::<T>()).step_by(64) {
                 _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(2 * chunk_bytes::<T>() + line).cast());
             }
         }
-        for g in 0..groups {
-            (*panel).codes[g] = [transpose::<T>(&rows[..8], g), transpose::<T>(&rows[8..], g)];
-            for (n, row) in rows.iter().enumerate() {
-                let (b, at) = locate::<T>(*row, g);
-                let steps = T::steps::<F16c>(b, at);
-                (*panel).scale[g][n] = steps.scale;
+        for (side, rows) in rows.iter().enumerate() {
+            for g in 0..groups {
+                (*panel).codes[g][side] = transpose(|n| {
+                    let (b, g) = locate::<T>(rows[n], g);
+                    let v = T::vector(b, g);
+                    if T::OFFSET == 128 { _mm256_xor_si256(v, _mm256_set1_epi8(-128)) } else { v }
+                });
+            }
+            if T::GROUPS == 1 {
+                for g in 0..groups {
+                    let (scale, min) = (&raw mut (*panel).scale[side][g], &raw mut (*panel).min[side][g]);
+                    for (n, row) in rows.iter().enumerate() {
+                        let steps = T::steps::<F16c>(locate::<T>(*row, g).0, 0);
+                        *scale.cast::<f32>().add(n) = steps.scale;
+                        if T::MIN {
+                            *min.cast::<f32>().add(n) = steps.min;
+                        }
+                    }
+                }
+            } else {
+                let mut steps = [Eight::zero(); 8];
+                for (steps, row) in steps.iter_mut().zip(rows) {
+                    *steps = T::eight(locate::<T>(*row, 0).0);
+                }
+                (*panel).scale[side] = transpose(|n| _mm256_castps_si256(steps[n].scale));
                 if T::MIN {
-                    (*panel).min[g][n] = steps.min;
+                    (*panel).min[side] = transpose(|n| _mm256_castps_si256(steps[n].min));
                 }
                 if T::SUB {
-                    (*panel).sub[g][0][n] = steps.sub[0];
-                    (*panel).sub[g][1][n] = steps.sub[1];
+                    (*panel).sub[side] = [transpose(|n| steps[n].sub[0]), transpose(|n| steps[n].sub[1])];
                 }
             }
         }
@@ -163,23 +172,20 @@ unsafe fn dots<T: TileX86>(y: &[__m256i; 8], sub: &[__m256i; 2], x: *const u8, s
 pub unsafe fn blocks<T: TileX86>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]) {
     acc.fill([0.0; TILE]);
     let groups = w.k / GROUP;
-    let mut panel = MaybeUninit::<Panel>::uninit();
-    let panel = panel.as_mut_ptr();
+    let mut panel = MaybeUninit::uninit();
     for first in (0..groups).step_by(CHUNK_GROUPS) {
         let here = CHUNK_GROUPS.min(groups - first);
-        let rows = std::array::from_fn(|n| w.at(n).wrapping_add(first / CHUNK_GROUPS * chunk_bytes::<T>()));
+        let at = |n: usize| w.at(n).wrapping_add(first / CHUNK_GROUPS * chunk_bytes::<T>());
+        let rows = [std::array::from_fn(at), std::array::from_fn(|n| at(n + 8))];
         // SAFETY: the promise of `TileFn`. What is read of the panel was written by `decode` for the same groups.
         unsafe {
-            decode::<T>(&rows, here, panel);
+            decode::<T>(&rows, here, &mut panel);
+            let panel: *const Panel = panel.as_ptr();
             for (g, side) in (0..here).flat_map(|g| [(g, 0), (g, 1)]) {
                 let y = (*panel).codes[g][side];
-                let scale = _mm256_loadu_ps((*panel).scale[g].as_ptr().add(8 * side));
-                let min = if T::MIN { _mm256_loadu_ps((*panel).min[g].as_ptr().add(8 * side)) } else { scale };
-                let sub = if T::SUB {
-                    (*panel).sub[g].each_ref().map(|s| _mm256_loadu_si256(s.as_ptr().add(8 * side).cast()))
-                } else {
-                    [y[0]; 2]
-                };
+                let scale = _mm256_castsi256_ps((*panel).scale[side][g]);
+                let min = if T::MIN { _mm256_castsi256_ps((*panel).min[side][g]) } else { scale };
+                let sub = if T::SUB { [(*panel).sub[side][0][g], (*panel).sub[side][1][g]] } else { [y[0]; 2] };
                 for (&x, acc) in x.iter().zip(acc.iter_mut()) {
                     let of = quant::get_group(x, w.k, first + g);
                     let dot = dots::<T>(&y, &sub, x.add((first + g) * GROUP), of.sums);

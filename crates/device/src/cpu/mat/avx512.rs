@@ -6,7 +6,7 @@
 
 use super::quant::{self, GROUP};
 use super::tile::{CHUNK_GROUPS, chunk_bytes, locate};
-use super::tile_x86::{F16c, TileX86};
+use super::tile_x86::{Eight, F16c, TileX86};
 use super::{TILE, Weights};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -39,46 +39,36 @@ pub unsafe fn quantise(x: &[f32], out: &mut [u8]) {
 struct Panel {
     /// `[group][j]`: codes 4j .. 4j + 4 of every row.
     codes: [[__m512i; 8]; CHUNK_GROUPS],
-    scale: [[f32; TILE]; CHUNK_GROUPS],
-    min: [[f32; TILE]; CHUNK_GROUPS],
-    sub: [[[i32; TILE]; 2]; CHUNK_GROUPS],
+    scale: [__m512i; CHUNK_GROUPS],
+    min: [__m512i; CHUNK_GROUPS],
+    sub: [[__m512i; CHUNK_GROUPS]; 2],
 }
 
-/// Codes of one group of sixteen rows, transposed in units of four codes.
-///
-/// # Safety
-/// AVX-512 as in the file's kernels; the rows' groups are readable.
+/// Transposes sixteen rows of eight 32-bit elements: vector j holds element j of each row.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn transpose<T: TileX86>(rows: &[*const u8; TILE], g: usize) -> [__m512i; 8] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let codes = |n: usize| {
-            let (b, g) = locate::<T>(rows[n], g);
-            T::vector(b, g)
-        };
-        // Rows n and n + 4 side by side, so that the last step below yields rows 0 to 15 in order.
-        let pair = |n: usize| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(codes(n)), codes(n + 4));
-        // 4x4 transposition inside 128-bit lanes: [c] = code quads c and c + 4 of four rows and of the four behind.
-        let quad = |n: usize| {
-            let (a, b, c, d) = (pair(n), pair(n + 1), pair(n + 2), pair(n + 3));
-            let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
-            let (ab2, cd2) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
-            [
-                _mm512_unpacklo_epi64(ab, cd),
-                _mm512_unpackhi_epi64(ab, cd),
-                _mm512_unpacklo_epi64(ab2, cd2),
-                _mm512_unpackhi_epi64(ab2, cd2),
-            ]
-        };
-        let (u, v) = (quad(0), quad(8));
-        let mut z = [_mm512_setzero_si512(); 8];
-        for c in 0..4 {
-            z[c] = _mm512_shuffle_i64x2::<0b10_00_10_00>(u[c], v[c]);
-            z[c + 4] = _mm512_shuffle_i64x2::<0b11_01_11_01>(u[c], v[c]);
-        }
-        z
+fn transpose(row: impl Fn(usize) -> __m256i) -> [__m512i; 8] {
+    // Rows n and n + 4 side by side, so that the last step below yields rows 0 to 15 in order.
+    let pair = |n: usize| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(row(n)), row(n + 4));
+    // 4x4 transposition inside 128-bit lanes: [c] = elements c and c + 4 of four rows and of the four behind.
+    let quad = |n: usize| {
+        let (a, b, c, d) = (pair(n), pair(n + 1), pair(n + 2), pair(n + 3));
+        let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+        let (ab2, cd2) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+        [
+            _mm512_unpacklo_epi64(ab, cd),
+            _mm512_unpackhi_epi64(ab, cd),
+            _mm512_unpacklo_epi64(ab2, cd2),
+            _mm512_unpackhi_epi64(ab2, cd2),
+        ]
+    };
+    let (u, v) = (quad(0), quad(8));
+    let mut z = [_mm512_setzero_si512(); 8];
+    for c in 0..4 {
+        z[c] = _mm512_shuffle_i64x2::<0b10_00_10_00>(u[c], v[c]);
+        z[c + 4] = _mm512_shuffle_i64x2::<0b11_01_11_01>(u[c], v[c]);
     }
+    z
 }
 
 /// Decodes `groups` groups of the chunks that start at `rows`.
@@ -87,7 +77,8 @@ unsafe fn transpose<T: TileX86>(rows: &[*const u8; TILE], g: usize) -> [__m512i;
 /// AVX-512 as in the file's kernels; the rows' groups are readable; `panel` is writable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn decode<T: TileX86>(rows: &[*const u8; TILE], groups: usize, panel: *mut Panel) {
+unsafe fn decode<T: TileX86>(rows: &[*const u8; TILE], groups: usize, panel: &mut MaybeUninit<Panel>) {
+    let panel = panel.as_mut_ptr();
     // SAFETY: the caller's promise; prefetching reads nothing.
     unsafe {
         for row in rows {
@@ -96,18 +87,33 @@ unsafe fn decode<T: TileX86>(rows: &[*const u8; TILE], groups: usize, panel: *mu
             }
         }
         for g in 0..groups {
-            (*panel).codes[g] = transpose::<T>(rows, g);
-            for (n, row) in rows.iter().enumerate() {
-                let (b, at) = locate::<T>(*row, g);
-                let steps = T::steps::<F16c>(b, at);
-                (*panel).scale[g][n] = steps.scale;
-                if T::MIN {
-                    (*panel).min[g][n] = steps.min;
+            (*panel).codes[g] = transpose(|n| {
+                let (b, g) = locate::<T>(rows[n], g);
+                T::vector(b, g)
+            });
+        }
+        if T::GROUPS == 1 {
+            for g in 0..groups {
+                let (scale, min) = (&raw mut (*panel).scale[g], &raw mut (*panel).min[g]);
+                for (n, row) in rows.iter().enumerate() {
+                    let steps = T::steps::<F16c>(locate::<T>(*row, g).0, 0);
+                    *scale.cast::<f32>().add(n) = steps.scale;
+                    if T::MIN {
+                        *min.cast::<f32>().add(n) = steps.min;
+                    }
                 }
-                if T::SUB {
-                    (*panel).sub[g][0][n] = steps.sub[0];
-                    (*panel).sub[g][1][n] = steps.sub[1];
-                }
+            }
+        } else {
+            let mut steps = [Eight::zero(); TILE];
+            for (steps, row) in steps.iter_mut().zip(rows) {
+                *steps = T::eight(locate::<T>(*row, 0).0);
+            }
+            (*panel).scale = transpose(|n| _mm256_castps_si256(steps[n].scale));
+            if T::MIN {
+                (*panel).min = transpose(|n| _mm256_castps_si256(steps[n].min));
+            }
+            if T::SUB {
+                (*panel).sub = [transpose(|n| steps[n].sub[0]), transpose(|n| steps[n].sub[1])];
             }
         }
     }
@@ -143,23 +149,19 @@ unsafe fn dots<T: TileX86>(z: &[__m512i; 8], sub: &[__m512i; 2], x: *const u8, s
 pub unsafe fn blocks<T: TileX86>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]) {
     acc.fill([0.0; TILE]);
     let groups = w.k / GROUP;
-    let mut panel = MaybeUninit::<Panel>::uninit();
-    let panel = panel.as_mut_ptr();
+    let mut panel = MaybeUninit::uninit();
     for first in (0..groups).step_by(CHUNK_GROUPS) {
         let here = CHUNK_GROUPS.min(groups - first);
         let rows = std::array::from_fn(|n| w.at(n).wrapping_add(first / CHUNK_GROUPS * chunk_bytes::<T>()));
         // SAFETY: the promise of `TileFn`. What is read of the panel was written by `decode` for the same groups.
         unsafe {
-            decode::<T>(&rows, here, panel);
+            decode::<T>(&rows, here, &mut panel);
+            let panel: *const Panel = panel.as_ptr();
             for g in 0..here {
                 let z = (*panel).codes[g];
-                let scale = _mm512_loadu_ps((*panel).scale[g].as_ptr());
-                let min = if T::MIN { _mm512_loadu_ps((*panel).min[g].as_ptr()) } else { scale };
-                let sub = if T::SUB {
-                    (*panel).sub[g].each_ref().map(|s| _mm512_loadu_si512(s.as_ptr().cast()))
-                } else {
-                    [z[0]; 2]
-                };
+                let scale = _mm512_castsi512_ps((*panel).scale[g]);
+                let min = if T::MIN { _mm512_castsi512_ps((*panel).min[g]) } else { scale };
+                let sub = if T::SUB { [(*panel).sub[0][g], (*panel).sub[1][g]] } else { [z[0]; 2] };
                 for (&x, acc) in x.iter().zip(acc.iter_mut()) {
                     let of = quant::get_group(x, w.k, first + g);
                     let dot = dots::<T>(&z, &sub, x.add((first + g) * GROUP), of.sums);

@@ -60,6 +60,38 @@ fn vector<T: Tile>(_: &T::Block, _: usize) -> Option<[u8; 32]> {
     None
 }
 
+/// Steps of a large block by vectors against steps one by one.
+#[cfg(target_arch = "x86_64")]
+fn steps_agree<T: super::tile_x86::TileX86>() {
+    if !crate::cpu::Isa::Avx2.available() {
+        return;
+    }
+    for bytes in blocks(chunk_bytes::<T>()) {
+        // SAFETY: the chunk is one block; AVX2 and F16C are there; both sides are four times 32 plain bytes.
+        let (b, [scale, min, sub0, sub1]) = unsafe {
+            let (b, _) = locate::<T>(bytes.as_ptr(), 0);
+            (b, std::mem::transmute::<super::tile_x86::Eight, [[f32; 8]; 4]>(T::eight(b)))
+        };
+        let same = |a: f32, b: f32| a == b || a.is_nan() && b.is_nan();
+        for g in 0..T::GROUPS {
+            // SAFETY: `Exact` needs nothing.
+            let steps = unsafe { T::steps::<Exact>(b, g) };
+            assert!(same(scale[g], steps.scale), "{} is not {}", scale[g], steps.scale);
+            assert!(!T::MIN || same(min[g], steps.min), "{} is not {}", min[g], steps.min);
+            assert!(!T::SUB || [sub0[g], sub1[g]].map(|s| s.to_bits() as i32) == steps.sub);
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn steps_by_vectors_are_the_steps() {
+    steps_agree::<tile256::Q4K>();
+    steps_agree::<tile256::Q5K>();
+    steps_agree::<tile256::Q6K>();
+    steps_agree::<tile256::Iq4Xs>();
+}
+
 #[test]
 fn codes_and_steps_are_the_weights() {
     agree::<tile32::Q4_0>(Block::Q4_0, vector::<tile32::Q4_0>);

@@ -13,6 +13,26 @@ pub trait TileX86: Tile {
     /// # Safety
     /// AVX2 is available.
     unsafe fn vector(b: &Self::Block, g: usize) -> __m256i;
+
+    /// [`Tile::steps`] of the groups of a block, lane g for group g.
+    ///
+    /// # Safety
+    /// AVX2 and F16C are available.
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn eight(b: &Self::Block) -> Eight {
+        let (mut scale, mut min, mut sub) = ([0f32; 8], [0f32; 8], [[0i32; 8]; 2]);
+        for g in 0..Self::GROUPS {
+            // SAFETY: the caller has F16C.
+            let steps = unsafe { Self::steps::<F16c>(b, g) };
+            (scale[g], min[g], sub[0][g], sub[1][g]) = (steps.scale, steps.min, steps.sub[0], steps.sub[1]);
+        }
+        // SAFETY: eight elements each; the loads take any alignment.
+        unsafe {
+            let sub = [_mm256_loadu_si256(sub[0].as_ptr().cast()), _mm256_loadu_si256(sub[1].as_ptr().cast())];
+            Eight { scale: _mm256_loadu_ps(scale.as_ptr()), min: _mm256_loadu_ps(min.as_ptr()), sub }
+        }
+    }
 }
 
 /// f16 by F16C.
@@ -23,6 +43,28 @@ impl Half for F16c {
     #[target_feature(enable = "f16c")]
     unsafe fn f32(bits: [u8; 2]) -> f32 {
         _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(u16::from_le_bytes(bits) as i32)))
+    }
+}
+
+/// The steps of eight groups; what a format does not have is arbitrary.
+#[derive(Copy, Clone)]
+#[repr(C)]
+pub struct Eight {
+    pub scale: __m256,
+    pub min: __m256,
+    pub sub: [__m256i; 2],
+}
+
+impl Eight {
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    pub fn zero() -> Self {
+        Eight::new(_mm256_setzero_ps(), _mm256_setzero_ps())
+    }
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn new(scale: __m256, min: __m256) -> Self {
+        Eight { scale, min, sub: [_mm256_setzero_si256(); 2] }
     }
 }
 
@@ -76,40 +118,106 @@ fn shift(v: __m256i, n: usize) -> __m256i {
     _mm256_srl_epi16(v, _mm_cvtsi32_si128(n as i32))
 }
 
-macro_rules! vector {
-    ($tile:ty, |$b:ident, $g:ident| $body:expr) => {
+/// Blocks of 32.
+macro_rules! small {
+    ($tile:ty, |$b:ident| $codes:expr) => {
         impl TileX86 for $tile {
             #[inline]
             #[target_feature(enable = "avx2")]
-            unsafe fn vector($b: &Self::Block, $g: usize) -> __m256i {
-                $body
+            unsafe fn vector($b: &Self::Block, _: usize) -> __m256i {
+                $codes
             }
         }
     };
 }
 
-vector!(tile32::Q4_0, |b, _g| nibbles(&b.qs));
-vector!(tile32::Q4_1, |b, _g| nibbles(&b.qs));
-vector!(tile32::Q5_0, |b, _g| _mm256_or_si256(nibbles(&b.qs), fifth_bits(b.qh)));
-vector!(tile32::Q5_1, |b, _g| _mm256_or_si256(nibbles(&b.qs), fifth_bits(b.qh)));
-vector!(tile32::Q8_0, |b, _g| {
+/// Blocks of 256.
+macro_rules! large {
+    ($tile:ty, |$b:ident, $g:ident| $codes:expr, |$whole:ident| $eight:expr) => {
+        impl TileX86 for $tile {
+            #[inline]
+            #[target_feature(enable = "avx2")]
+            unsafe fn vector($b: &Self::Block, $g: usize) -> __m256i {
+                $codes
+            }
+            #[inline]
+            #[target_feature(enable = "avx2,f16c")]
+            unsafe fn eight($whole: &Self::Block) -> Eight {
+                $eight
+            }
+        }
+    };
+}
+
+/// A stored f16 in every lane.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn splat(bits: [u8; 2]) -> __m256 {
+    _mm256_cvtph_ps(_mm_set1_epi16(i16::from_le_bytes(bits)))
+}
+
+/// The six-bit scales and minimums of all eight groups (`checkpoint::block::unpack_scales`), times the block's.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn pairs(d: [u8; 2], dmin: [u8; 2], s: &[u8; 12]) -> Eight {
+    let word = |i: usize| u32::from_le_bytes([s[i], s[i + 1], s[i + 2], s[i + 3]]);
+    let (a, b, c) = (word(0), word(4), word(8));
+    let high = |nibbles: u32, top: u32| (nibbles & 0x0F0F_0F0F | (top >> 6 & 0x0303_0303) << 4) as u64;
+    let scales = (a & 0x3F3F_3F3F) as u64 | high(c, a) << 32;
+    let mins = (b & 0x3F3F_3F3F) as u64 | high(c >> 4, b) << 32;
+    let wide = |bytes: u64| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64)));
+    let minus = _mm256_xor_ps(splat(dmin), _mm256_set1_ps(-0.0));
+    Eight::new(_mm256_mul_ps(splat(d), wide(scales)), _mm256_mul_ps(minus, wide(mins)))
+}
+
+small!(tile32::Q4_0, |b| nibbles(&b.qs));
+small!(tile32::Q4_1, |b| nibbles(&b.qs));
+small!(tile32::Q5_0, |b| _mm256_or_si256(nibbles(&b.qs), fifth_bits(b.qh)));
+small!(tile32::Q5_1, |b| _mm256_or_si256(nibbles(&b.qs), fifth_bits(b.qh)));
+small!(tile32::Q8_0, |b| {
     // SAFETY: 32 readable bytes; the load takes any alignment.
     let q = unsafe { _mm256_loadu_si256(b.qs.as_ptr().cast()) };
     _mm256_xor_si256(q, _mm256_set1_epi8(-128))
 });
-vector!(tile32::Iq4Nl, |b, _g| lookup(&IQ4_CODES, &b.qs));
-vector!(tile32::Mxfp4, |b, _g| lookup(&E2M1_CODES, &b.qs));
-vector!(tile256::Iq4Xs, |b, g| lookup(&IQ4_CODES, &b.qs[g]));
-vector!(tile256::Q4K, |b, g| _mm256_and_si256(shift(load32(&b.qs[g / 2]), 4 * (g % 2)), _mm256_set1_epi8(15)));
-vector!(tile256::Q5K, |b, g| {
-    let low = _mm256_and_si256(shift(load32(&b.qs[g / 2]), 4 * (g % 2)), _mm256_set1_epi8(15));
-    let high = _mm256_and_si256(shift(load32(&b.qh), g), _mm256_set1_epi8(1));
-    _mm256_or_si256(low, _mm256_slli_epi16::<4>(high))
+small!(tile32::Iq4Nl, |b| lookup(&IQ4_CODES, &b.qs));
+small!(tile32::Mxfp4, |b| lookup(&E2M1_CODES, &b.qs));
+large!(tile256::Iq4Xs, |b, g| lookup(&IQ4_CODES, &b.qs[g]), |b| {
+    let low = _mm256_set1_epi32(i32::from_le_bytes(b.scales_l));
+    let high = _mm256_set1_epi32(u16::from_le_bytes(b.scales_h) as i32);
+    let low = _mm256_srlv_epi32(low, _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    let high = _mm256_srlv_epi32(high, _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
+    let low = _mm256_and_si256(low, _mm256_set1_epi32(15));
+    let high = _mm256_slli_epi32::<4>(_mm256_and_si256(high, _mm256_set1_epi32(3)));
+    let s = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
+    let scale = _mm256_mul_ps(splat(b.d), _mm256_cvtepi32_ps(s));
+    Eight::new(scale, scale)
 });
-vector!(tile256::Q6K, |b, g| {
-    let (half, quarter) = (g / 4, g % 4);
-    let low = load32(&b.ql[64 * half + 32 * (quarter % 2)..]);
-    let low = _mm256_and_si256(shift(low, 4 * (quarter / 2)), _mm256_set1_epi8(15));
-    let high = _mm256_and_si256(shift(load32(&b.qh[32 * half..]), 2 * quarter), _mm256_set1_epi8(3));
-    _mm256_or_si256(low, _mm256_slli_epi16::<4>(high))
+large!(tile256::Q4K, |b, g| _mm256_and_si256(shift(load32(&b.qs[g / 2]), 4 * (g % 2)), _mm256_set1_epi8(15)), |b| {
+    pairs(b.d, b.dmin, &b.scales)
 });
+large!(
+    tile256::Q5K,
+    |b, g| {
+        let low = _mm256_and_si256(shift(load32(&b.qs[g / 2]), 4 * (g % 2)), _mm256_set1_epi8(15));
+        let high = _mm256_and_si256(shift(load32(&b.qh), g), _mm256_set1_epi8(1));
+        _mm256_or_si256(low, _mm256_slli_epi16::<4>(high))
+    },
+    |b| pairs(b.d, b.dmin, &b.scales)
+);
+large!(
+    tile256::Q6K,
+    |b, g| {
+        let (half, quarter) = (g / 4, g % 4);
+        let low = load32(&b.ql[64 * half + 32 * (quarter % 2)..]);
+        let low = _mm256_and_si256(shift(low, 4 * (quarter / 2)), _mm256_set1_epi8(15));
+        let high = _mm256_and_si256(shift(load32(&b.qh[32 * half..]), 2 * quarter), _mm256_set1_epi8(3));
+        _mm256_or_si256(low, _mm256_slli_epi16::<4>(high))
+    },
+    |b| {
+        // SAFETY: sixteen readable bytes; the load takes any alignment.
+        let s = unsafe { _mm_loadu_si128(b.scales.as_ptr().cast()) };
+        let even = _mm_srai_epi16::<8>(_mm_slli_epi16::<8>(s));
+        let sub = [_mm256_cvtepi16_epi32(even), _mm256_cvtepi16_epi32(_mm_srai_epi16::<8>(s))];
+        Eight { sub, ..Eight::new(splat(b.d), splat(b.d)) }
+    }
+);
