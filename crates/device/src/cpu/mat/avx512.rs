@@ -17,7 +17,7 @@ pub unsafe fn quantise(x: &[f32], out: &mut [u8]) {
     let k = x.len();
     let out = out[..quant::row_bytes(k)].as_mut_ptr();
     for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
-        // SAFETY: 32 floats are read from the group, 32 bytes and one group record written inside the row.
+        // SAFETY: 32 floats are read from the group, two times 32 bytes and one group record written inside the row.
         unsafe {
             let (a, b) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
             // As integers, magnitudes order like floats, with infinity and NaN on top.
@@ -26,8 +26,13 @@ pub unsafe fn quantise(x: &[f32], out: &mut [u8]) {
             let (d, by) = quant::scales(f32::from_bits(amax as u32));
             let by = _mm512_set1_ps(by);
             let (a, b) = (_mm512_cvtps_epi32(_mm512_mul_ps(a, by)), _mm512_cvtps_epi32(_mm512_mul_ps(b, by)));
-            _mm_storeu_si128(out.add(g * GROUP).cast(), _mm512_cvtepi32_epi8(a));
-            _mm_storeu_si128(out.add(g * GROUP + 16).cast(), _mm512_cvtepi32_epi8(b));
+            for (half, q) in [a, b].into_iter().enumerate() {
+                let high = _mm512_srai_epi32::<{ quant::SHIFT }>(_mm512_add_epi32(q, _mm512_set1_epi32(quant::ROUND)));
+                let low = _mm512_sub_epi32(q, _mm512_slli_epi32::<{ quant::SHIFT }>(high));
+                let at = g * GROUP + 16 * half;
+                _mm_storeu_si128(out.add(at).cast(), _mm512_cvtepi32_epi8(high));
+                _mm_storeu_si128(out.add(k + at).cast(), _mm512_cvtepi32_epi8(low));
+            }
             let sums = [_mm512_reduce_add_epi32(a), _mm512_reduce_add_epi32(b)];
             quant::put_group(out, k, g, quant::group(d, sums));
         }
@@ -122,22 +127,26 @@ unsafe fn decode<T: TileX86>(rows: &[*const u8; TILE], groups: usize, panel: &mu
 /// The dot products of one group with one activation row, exact.
 ///
 /// # Safety
-/// AVX-512 as in the file's kernels; 32 codes are readable at `x`.
+/// AVX-512 as in the file's kernels; 32 bytes are readable in both planes `x` (high, low).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn dots<T: TileX86>(z: &[__m512i; 8], sub: &[__m512i; 2], x: *const u8, sums: [i32; 2]) -> __m512i {
+unsafe fn dots<T: TileX86>(z: &[__m512i; 8], sub: &[__m512i; 2], x: [*const u8; 2], sums: [i32; 2]) -> __m512i {
     // SAFETY: the caller's promise.
     unsafe {
-        let quad = |j: usize| _mm512_set1_epi32(x.add(4 * j).cast::<i32>().read_unaligned());
+        let quad = |x: *const u8, j: usize| _mm512_set1_epi32(x.add(4 * j).cast::<i32>().read_unaligned());
         let start = |sum: i32| _mm512_set1_epi32(-T::OFFSET * sum);
+        let chain = |x: *const u8, first: usize, start: __m512i| {
+            (first..first + 4).fold(start, |acc, j| _mm512_dpbusd_epi32(acc, z[j], quad(x, j)))
+        };
+        // The high plane counts 128 times the low one, which carries the offset.
         let half = |first: usize, start: __m512i| {
-            (first..first + 4).fold(start, |acc, j| _mm512_dpbusd_epi32(acc, z[j], quad(j)))
+            let (high, low) = (chain(x[0], first, _mm512_setzero_si512()), chain(x[1], first, start));
+            _mm512_add_epi32(_mm512_slli_epi32::<{ quant::SHIFT }>(high), low)
         };
         if T::SUB {
             let (a, b) = (half(0, start(sums[0])), half(4, start(sums[1])));
             _mm512_add_epi32(_mm512_mullo_epi32(a, sub[0]), _mm512_mullo_epi32(b, sub[1]))
         } else {
-            // Two chains, so that the latency of one hides behind the other.
             let b = half(4, _mm512_setzero_si512());
             _mm512_add_epi32(half(0, start(sums[0] + sums[1])), b)
         }
@@ -164,7 +173,8 @@ pub unsafe fn blocks<T: TileX86>(w: &Weights, x: &[*const u8], acc: &mut [[f32; 
                 let sub = if T::SUB { [(*panel).sub[0][g], (*panel).sub[1][g]] } else { [z[0]; 2] };
                 for (&x, acc) in x.iter().zip(acc.iter_mut()) {
                     let of = quant::get_group(x, w.k, first + g);
-                    let dot = dots::<T>(&z, &sub, x.add((first + g) * GROUP), of.sums);
+                    let high = x.add((first + g) * GROUP);
+                    let dot = dots::<T>(&z, &sub, [high, high.add(w.k)], of.sums);
                     let by = _mm512_mul_ps(scale, _mm512_set1_ps(of.d));
                     let mut sum = _mm512_loadu_ps(acc.as_ptr());
                     sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), by, sum);
