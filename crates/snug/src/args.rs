@@ -230,7 +230,7 @@ pub struct LogitsArgs {
   snug tokenize smollm2 --decode 19556,905")]
 pub struct TokenizeArgs {
     /// The model (as elsewhere) and the text; `-` reads the text from stdin
-    #[arg(value_name = "[MODEL] TEXT", num_args = 0..=2, allow_hyphen_values = false)]
+    #[arg(value_names = ["MODEL", "TEXT"], num_args = 0..=2)]
     pub words: Vec<String>,
     /// Turn these ids into text
     #[arg(long, value_name = "1,2,3", value_parser = ids)]
