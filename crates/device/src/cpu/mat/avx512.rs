@@ -1,11 +1,13 @@
 //! The kernels for AVX-512 with VNNI.
 //!
-//! A chunk of sixteen weight rows is decoded once into a panel whose vectors hold four consecutive codes of each of the
-//! sixteen rows; an activation row then needs one `dpbusd` with four broadcast codes for 64 products, and sums stay in
-//! the lane of their weight row from the first product to the last.
+//! For many activation rows a group of sixteen weight rows is transposed so that vectors hold four consecutive codes of
+//! each of the sixteen rows; an activation row then needs one `dpbusd` with four broadcast codes for 64 products, and
+//! sums stay in the lane of their weight row from the first product to the last. For a few, codes are used as they lie
+//! in the file and the sums are put in order behind.
 
-use super::quant::{self, GROUP};
+use super::quant::{self, GROUP, Group};
 use super::tile::{CHUNK_GROUPS, chunk_bytes, locate};
+use super::tile_avx512::TileX512;
 use super::tile_x86::{Eight, F16c, TileX86};
 use super::{TILE, Weights};
 use std::arch::x86_64::*;
@@ -39,11 +41,9 @@ pub unsafe fn quantise(x: &[f32], out: &mut [u8]) {
     }
 }
 
-/// A decoded chunk.
+/// The steps of a chunk, a lane per row.
 #[repr(C, align(64))]
-struct Panel {
-    /// `[group][j]`: codes 4j .. 4j + 4 of every row.
-    codes: [[__m512i; 8]; CHUNK_GROUPS],
+struct Steps {
     scale: [__m512i; CHUNK_GROUPS],
     min: [__m512i; CHUNK_GROUPS],
     sub: [[__m512i; CHUNK_GROUPS]; 2],
@@ -76,14 +76,14 @@ fn transpose(row: impl Fn(usize) -> __m256i) -> [__m512i; 8] {
     z
 }
 
-/// Decodes `groups` groups of the chunks that start at `rows`.
+/// Decodes the steps of `groups` groups of the chunks that start at `rows`, and asks for the chunks behind the next.
 ///
 /// # Safety
-/// AVX-512 as in the file's kernels; the rows' groups are readable; `panel` is writable.
+/// AVX-512 as in the file's kernels; the rows' groups are readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn decode<T: TileX86>(rows: &[*const u8; TILE], groups: usize, panel: &mut MaybeUninit<Panel>) {
-    let panel = panel.as_mut_ptr();
+unsafe fn steps_of<T: TileX86>(rows: &[*const u8; TILE], groups: usize, steps: &mut MaybeUninit<Steps>) {
+    let to = steps.as_mut_ptr();
     // SAFETY: the caller's promise; prefetching reads nothing.
     unsafe {
         for row in rows {
@@ -91,15 +91,9 @@ unsafe fn decode<T: TileX86>(rows: &[*const u8; TILE], groups: usize, panel: &mu
                 _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(2 * chunk_bytes::<T>() + line).cast());
             }
         }
-        for g in 0..groups {
-            (*panel).codes[g] = transpose(|n| {
-                let (b, g) = locate::<T>(rows[n], g);
-                T::vector(b, g)
-            });
-        }
         if T::GROUPS == 1 {
             for g in 0..groups {
-                let (scale, min) = (&raw mut (*panel).scale[g], &raw mut (*panel).min[g]);
+                let (scale, min) = (&raw mut (*to).scale[g], &raw mut (*to).min[g]);
                 for (n, row) in rows.iter().enumerate() {
                     let steps = T::steps::<F16c>(locate::<T>(*row, g).0, 0);
                     *scale.cast::<f32>().add(n) = steps.scale;
@@ -113,18 +107,18 @@ unsafe fn decode<T: TileX86>(rows: &[*const u8; TILE], groups: usize, panel: &mu
             for (steps, row) in steps.iter_mut().zip(rows) {
                 *steps = T::eight(locate::<T>(*row, 0).0);
             }
-            (*panel).scale = transpose(|n| _mm256_castps_si256(steps[n].scale));
+            (*to).scale = transpose(|n| _mm256_castps_si256(steps[n].scale));
             if T::MIN {
-                (*panel).min = transpose(|n| _mm256_castps_si256(steps[n].min));
+                (*to).min = transpose(|n| _mm256_castps_si256(steps[n].min));
             }
             if T::SUB {
-                (*panel).sub = [transpose(|n| steps[n].sub[0]), transpose(|n| steps[n].sub[1])];
+                (*to).sub = [transpose(|n| steps[n].sub[0]), transpose(|n| steps[n].sub[1])];
             }
         }
     }
 }
 
-/// The dot products of one group with one activation row, exact.
+/// The dot products of one transposed group with one activation row, exact.
 ///
 /// # Safety
 /// AVX-512 as in the file's kernels; 32 bytes are readable in both planes `x` (high, low).
@@ -153,39 +147,120 @@ unsafe fn dots<T: TileX86>(z: &[__m512i; 8], sub: &[__m512i; 2], x: [*const u8; 
     }
 }
 
+/// The dot products of one group that lies as in the file, a row per 128-bit lane, with one activation row, exact.
+///
+/// # Safety
+/// AVX-512 as in the file's kernels; 32 bytes are readable in both planes `x` (high, low).
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn dots_in_place<T: TileX512>(
+    quads: &[[__m512i; 2]; 4],
+    sub: &[__m512i; 2],
+    x: [*const u8; 2],
+    sums: [i32; 2],
+) -> __m512i {
+    // SAFETY: the caller's promise.
+    let half = |x: *const u8, i: usize| unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(x.add(16 * i).cast())) };
+    let offset = |sum: i32| _mm512_set1_epi32(T::OFFSET * sum);
+    // The high plane counts 128 times the low one.
+    let both = |high: __m512i, low: __m512i| _mm512_add_epi32(_mm512_slli_epi32::<{ quant::SHIFT }>(high), low);
+    if T::SUB {
+        let one = |h: usize| {
+            let (high, low) = (half(x[0], h), half(x[1], h));
+            let zero = _mm512_setzero_si512();
+            let dot = |q: usize| {
+                both(_mm512_dpbusd_epi32(zero, quads[q][h], high), _mm512_dpbusd_epi32(zero, quads[q][h], low))
+            };
+            let dot = gather(dot(0), dot(1), dot(2), dot(3));
+            _mm512_mullo_epi32(_mm512_sub_epi32(dot, offset(sums[h])), sub[h])
+        };
+        _mm512_add_epi32(one(0), one(1))
+    } else {
+        let planes = x.map(|x| [half(x, 0), half(x, 1)]);
+        let plane = |q: usize, x: [__m512i; 2]| {
+            let first = _mm512_dpbusd_epi32(_mm512_setzero_si512(), quads[q][0], x[0]);
+            _mm512_dpbusd_epi32(first, quads[q][1], x[1])
+        };
+        let dot = |q: usize| both(plane(q, planes[0]), plane(q, planes[1]));
+        let dot = gather(dot(0), dot(1), dot(2), dot(3));
+        if T::OFFSET == 0 { dot } else { _mm512_sub_epi32(dot, offset(sums[0] + sums[1])) }
+    }
+}
+
+/// Sums each 128-bit lane of four vectors; sum q of lane l goes to lane 4 l + q.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn gather(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> __m512i {
+    let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
+}
+
+/// Activation rows up to which transposing codes costs more than it saves (`examples/linear_speed`): sub-scales make
+/// sums in place dearer. Both ways compute the same integers.
+const fn in_place<T: TileX86>() -> usize {
+    if T::SUB { 3 } else { 6 }
+}
+
 /// See [`super::TileFn`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub unsafe fn blocks<T: TileX86>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]) {
+pub unsafe fn blocks<T: TileX512>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]) {
     acc.fill([0.0; TILE]);
     let groups = w.k / GROUP;
-    let mut panel = MaybeUninit::uninit();
+    let mut steps = MaybeUninit::uninit();
     for first in (0..groups).step_by(CHUNK_GROUPS) {
         let here = CHUNK_GROUPS.min(groups - first);
         let rows = std::array::from_fn(|n| w.at(n).wrapping_add(first / CHUNK_GROUPS * chunk_bytes::<T>()));
-        // SAFETY: the promise of `TileFn`. What is read of the panel was written by `decode` for the same groups.
+        // Lane l of quad q is row 4 l + q, as `gather` wants it.
+        let quad = |q: usize| [rows[q], rows[4 + q], rows[8 + q], rows[12 + q]];
+        let quads = [quad(0), quad(1), quad(2), quad(3)];
+        // SAFETY: the promise of `TileFn`. What is read of the steps was written by `steps_of` for the same groups.
         unsafe {
-            decode::<T>(&rows, here, &mut panel);
-            let panel: *const Panel = panel.as_ptr();
+            steps_of::<T>(&rows, here, &mut steps);
+            let steps: *const Steps = steps.as_ptr();
             for g in 0..here {
-                let z = (*panel).codes[g];
-                let scale = _mm512_castsi512_ps((*panel).scale[g]);
-                let min = if T::MIN { _mm512_castsi512_ps((*panel).min[g]) } else { scale };
-                let sub = if T::SUB { [(*panel).sub[0][g], (*panel).sub[1][g]] } else { [z[0]; 2] };
-                for (&x, acc) in x.iter().zip(acc.iter_mut()) {
-                    let of = quant::get_group(x, w.k, first + g);
-                    let high = x.add((first + g) * GROUP);
-                    let dot = dots::<T>(&z, &sub, [high, high.add(w.k)], of.sums);
-                    let by = _mm512_mul_ps(scale, _mm512_set1_ps(of.d));
-                    let mut sum = _mm512_loadu_ps(acc.as_ptr());
-                    sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), by, sum);
-                    if T::MIN {
-                        sum = _mm512_fmadd_ps(min, _mm512_set1_ps(of.dsum), sum);
+                let scale = _mm512_castsi512_ps((*steps).scale[g]);
+                let min = if T::MIN { _mm512_castsi512_ps((*steps).min[g]) } else { scale };
+                let sub = if T::SUB { [(*steps).sub[0][g], (*steps).sub[1][g]] } else { [_mm512_setzero_si512(); 2] };
+                let at = first + g;
+                if x.len() <= in_place::<T>() {
+                    let codes =
+                        [T::quad(&quads[0], g), T::quad(&quads[1], g), T::quad(&quads[2], g), T::quad(&quads[3], g)];
+                    for (&x, acc) in x.iter().zip(acc.iter_mut()) {
+                        let of = quant::get_group(x, w.k, at);
+                        let high = x.add(at * GROUP);
+                        let dot = dots_in_place::<T>(&codes, &sub, [high, high.add(w.k)], of.sums);
+                        add::<T>(acc, dot, scale, min, of);
                     }
-                    _mm512_storeu_ps(acc.as_mut_ptr(), sum);
+                } else {
+                    let codes = transpose(|n| {
+                        let (b, g) = locate::<T>(rows[n], g);
+                        T::vector(b, g)
+                    });
+                    for (&x, acc) in x.iter().zip(acc.iter_mut()) {
+                        let of = quant::get_group(x, w.k, at);
+                        let high = x.add(at * GROUP);
+                        let dot = dots::<T>(&codes, &sub, [high, high.add(w.k)], of.sums);
+                        add::<T>(acc, dot, scale, min, of);
+                    }
                 }
             }
         }
     }
+}
+
+/// Adds what a group contributes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn add<T: TileX86>(acc: &mut [f32; TILE], dot: __m512i, scale: __m512, min: __m512, of: Group) {
+    // SAFETY: sixteen floats are read and written.
+    let mut sum = unsafe { _mm512_loadu_ps(acc.as_ptr()) };
+    sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(scale, _mm512_set1_ps(of.d)), sum);
+    if T::MIN {
+        sum = _mm512_fmadd_ps(min, _mm512_set1_ps(of.dsum), sum);
+    }
+    // SAFETY: as above.
+    unsafe { _mm512_storeu_ps(acc.as_mut_ptr(), sum) }
 }
 
 /// A float format.

@@ -23,6 +23,8 @@ mod tile;
 mod tile256;
 mod tile32;
 #[cfg(target_arch = "x86_64")]
+mod tile_avx512;
+#[cfg(target_arch = "x86_64")]
 mod tile_x86;
 
 use super::isa::Isa;
