@@ -18,7 +18,8 @@ fn help_and_version_go_to_stdout() {
 fn flags_that_cannot_be_are_named() {
     let m = &default_model();
     for (args, said) in [
-        (&["fly"][..], "fly"),
+        (&[][..], "there is no command"),
+        (&["fly"], "fly"),
         (&["run", m, "-p", "x", "--no-such-flag"], "--no-such-flag"),
         (&["run", m, "-p", "x", "--isa", "mmx"], "mmx"),
         (&["run", m, "-p", "x", "--device", "toaster"], "toaster"),

@@ -1,11 +1,13 @@
 //! The kernels for AVX-512 with VNNI.
 //!
-//! A chunk of sixteen weight rows is decoded once into a panel whose vectors hold four consecutive codes of each of the
-//! sixteen rows; an activation row then needs one `dpbusd` with four broadcast codes for 64 products, and sums stay in
-//! the lane of their weight row from the first product to the last.
+//! For many activation rows a group of sixteen weight rows is transposed so that vectors hold four consecutive codes of
+//! each of the sixteen rows; an activation row then needs one `dpbusd` with four broadcast codes for 64 products, and
+//! sums stay in the lane of their weight row from the first product to the last. For a few, codes are used as they lie
+//! in the file and the sums are put in order behind.
 
-use super::quant::{self, GROUP};
+use super::quant::{self, GROUP, Group};
 use super::tile::{CHUNK_GROUPS, chunk_bytes, locate};
+use super::tile_avx512::TileX512;
 use super::tile_x86::{Eight, F16c, TileX86};
 use super::{TILE, Weights};
 use std::arch::x86_64::*;
@@ -17,7 +19,7 @@ pub unsafe fn quantise(x: &[f32], out: &mut [u8]) {
     let k = x.len();
     let out = out[..quant::row_bytes(k)].as_mut_ptr();
     for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
-        // SAFETY: 32 floats are read from the group, 32 bytes and one group record written inside the row.
+        // SAFETY: 32 floats are read from the group, two times 32 bytes and one group record written inside the row.
         unsafe {
             let (a, b) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
             // As integers, magnitudes order like floats, with infinity and NaN on top.
@@ -26,19 +28,22 @@ pub unsafe fn quantise(x: &[f32], out: &mut [u8]) {
             let (d, by) = quant::scales(f32::from_bits(amax as u32));
             let by = _mm512_set1_ps(by);
             let (a, b) = (_mm512_cvtps_epi32(_mm512_mul_ps(a, by)), _mm512_cvtps_epi32(_mm512_mul_ps(b, by)));
-            _mm_storeu_si128(out.add(g * GROUP).cast(), _mm512_cvtepi32_epi8(a));
-            _mm_storeu_si128(out.add(g * GROUP + 16).cast(), _mm512_cvtepi32_epi8(b));
+            for (half, q) in [a, b].into_iter().enumerate() {
+                let high = _mm512_srai_epi32::<{ quant::SHIFT }>(_mm512_add_epi32(q, _mm512_set1_epi32(quant::ROUND)));
+                let low = _mm512_sub_epi32(q, _mm512_slli_epi32::<{ quant::SHIFT }>(high));
+                let at = g * GROUP + 16 * half;
+                _mm_storeu_si128(out.add(at).cast(), _mm512_cvtepi32_epi8(high));
+                _mm_storeu_si128(out.add(k + at).cast(), _mm512_cvtepi32_epi8(low));
+            }
             let sums = [_mm512_reduce_add_epi32(a), _mm512_reduce_add_epi32(b)];
             quant::put_group(out, k, g, quant::group(d, sums));
         }
     }
 }
 
-/// A decoded chunk.
+/// The steps of a chunk, a lane per row.
 #[repr(C, align(64))]
-struct Panel {
-    /// `[group][j]`: codes 4j .. 4j + 4 of every row.
-    codes: [[__m512i; 8]; CHUNK_GROUPS],
+struct Steps {
     scale: [__m512i; CHUNK_GROUPS],
     min: [__m512i; CHUNK_GROUPS],
     sub: [[__m512i; CHUNK_GROUPS]; 2],
@@ -71,14 +76,14 @@ fn transpose(row: impl Fn(usize) -> __m256i) -> [__m512i; 8] {
     z
 }
 
-/// Decodes `groups` groups of the chunks that start at `rows`.
+/// Decodes the steps of `groups` groups of the chunks that start at `rows`, and asks for the chunks behind the next.
 ///
 /// # Safety
-/// AVX-512 as in the file's kernels; the rows' groups are readable; `panel` is writable.
+/// AVX-512 as in the file's kernels; the rows' groups are readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn decode<T: TileX86>(rows: &[*const u8; TILE], groups: usize, panel: &mut MaybeUninit<Panel>) {
-    let panel = panel.as_mut_ptr();
+unsafe fn steps_of<T: TileX86>(rows: &[*const u8; TILE], groups: usize, steps: &mut MaybeUninit<Steps>) {
+    let to = steps.as_mut_ptr();
     // SAFETY: the caller's promise; prefetching reads nothing.
     unsafe {
         for row in rows {
@@ -86,15 +91,9 @@ unsafe fn decode<T: TileX86>(rows: &[*const u8; TILE], groups: usize, panel: &mu
                 _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(2 * chunk_bytes::<T>() + line).cast());
             }
         }
-        for g in 0..groups {
-            (*panel).codes[g] = transpose(|n| {
-                let (b, g) = locate::<T>(rows[n], g);
-                T::vector(b, g)
-            });
-        }
         if T::GROUPS == 1 {
             for g in 0..groups {
-                let (scale, min) = (&raw mut (*panel).scale[g], &raw mut (*panel).min[g]);
+                let (scale, min) = (&raw mut (*to).scale[g], &raw mut (*to).min[g]);
                 for (n, row) in rows.iter().enumerate() {
                     let steps = T::steps::<F16c>(locate::<T>(*row, g).0, 0);
                     *scale.cast::<f32>().add(n) = steps.scale;
@@ -108,74 +107,160 @@ unsafe fn decode<T: TileX86>(rows: &[*const u8; TILE], groups: usize, panel: &mu
             for (steps, row) in steps.iter_mut().zip(rows) {
                 *steps = T::eight(locate::<T>(*row, 0).0);
             }
-            (*panel).scale = transpose(|n| _mm256_castps_si256(steps[n].scale));
+            (*to).scale = transpose(|n| _mm256_castps_si256(steps[n].scale));
             if T::MIN {
-                (*panel).min = transpose(|n| _mm256_castps_si256(steps[n].min));
+                (*to).min = transpose(|n| _mm256_castps_si256(steps[n].min));
             }
             if T::SUB {
-                (*panel).sub = [transpose(|n| steps[n].sub[0]), transpose(|n| steps[n].sub[1])];
+                (*to).sub = [transpose(|n| steps[n].sub[0]), transpose(|n| steps[n].sub[1])];
             }
         }
     }
 }
 
-/// The dot products of one group with one activation row, exact.
+/// The dot products of one transposed group with one activation row, exact.
 ///
 /// # Safety
-/// AVX-512 as in the file's kernels; 32 codes are readable at `x`.
+/// AVX-512 as in the file's kernels; 32 bytes are readable in both planes `x` (high, low).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn dots<T: TileX86>(z: &[__m512i; 8], sub: &[__m512i; 2], x: *const u8, sums: [i32; 2]) -> __m512i {
+unsafe fn dots<T: TileX86>(z: &[__m512i; 8], sub: &[__m512i; 2], x: [*const u8; 2], sums: [i32; 2]) -> __m512i {
     // SAFETY: the caller's promise.
     unsafe {
-        let quad = |j: usize| _mm512_set1_epi32(x.add(4 * j).cast::<i32>().read_unaligned());
+        let quad = |x: *const u8, j: usize| _mm512_set1_epi32(x.add(4 * j).cast::<i32>().read_unaligned());
         let start = |sum: i32| _mm512_set1_epi32(-T::OFFSET * sum);
+        let chain = |x: *const u8, first: usize, start: __m512i| {
+            (first..first + 4).fold(start, |acc, j| _mm512_dpbusd_epi32(acc, z[j], quad(x, j)))
+        };
+        // The high plane counts 128 times the low one, which carries the offset.
         let half = |first: usize, start: __m512i| {
-            (first..first + 4).fold(start, |acc, j| _mm512_dpbusd_epi32(acc, z[j], quad(j)))
+            let (high, low) = (chain(x[0], first, _mm512_setzero_si512()), chain(x[1], first, start));
+            _mm512_add_epi32(_mm512_slli_epi32::<{ quant::SHIFT }>(high), low)
         };
         if T::SUB {
             let (a, b) = (half(0, start(sums[0])), half(4, start(sums[1])));
             _mm512_add_epi32(_mm512_mullo_epi32(a, sub[0]), _mm512_mullo_epi32(b, sub[1]))
         } else {
-            // Two chains, so that the latency of one hides behind the other.
             let b = half(4, _mm512_setzero_si512());
             _mm512_add_epi32(half(0, start(sums[0] + sums[1])), b)
         }
     }
 }
 
+/// The dot products of one group that lies as in the file, a row per 128-bit lane, with one activation row, exact.
+///
+/// # Safety
+/// AVX-512 as in the file's kernels; 32 bytes are readable in both planes `x` (high, low).
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn dots_in_place<T: TileX512>(
+    quads: &[[__m512i; 2]; 4],
+    sub: &[__m512i; 2],
+    x: [*const u8; 2],
+    sums: [i32; 2],
+) -> __m512i {
+    // SAFETY: the caller's promise.
+    let half = |x: *const u8, i: usize| unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(x.add(16 * i).cast())) };
+    let offset = |sum: i32| _mm512_set1_epi32(T::OFFSET * sum);
+    // The high plane counts 128 times the low one.
+    let both = |high: __m512i, low: __m512i| _mm512_add_epi32(_mm512_slli_epi32::<{ quant::SHIFT }>(high), low);
+    if T::SUB {
+        let one = |h: usize| {
+            let (high, low) = (half(x[0], h), half(x[1], h));
+            let zero = _mm512_setzero_si512();
+            let dot = |q: usize| {
+                both(_mm512_dpbusd_epi32(zero, quads[q][h], high), _mm512_dpbusd_epi32(zero, quads[q][h], low))
+            };
+            let dot = gather(dot(0), dot(1), dot(2), dot(3));
+            _mm512_mullo_epi32(_mm512_sub_epi32(dot, offset(sums[h])), sub[h])
+        };
+        _mm512_add_epi32(one(0), one(1))
+    } else {
+        let planes = x.map(|x| [half(x, 0), half(x, 1)]);
+        let plane = |q: usize, x: [__m512i; 2]| {
+            let first = _mm512_dpbusd_epi32(_mm512_setzero_si512(), quads[q][0], x[0]);
+            _mm512_dpbusd_epi32(first, quads[q][1], x[1])
+        };
+        let dot = |q: usize| both(plane(q, planes[0]), plane(q, planes[1]));
+        let dot = gather(dot(0), dot(1), dot(2), dot(3));
+        if T::OFFSET == 0 { dot } else { _mm512_sub_epi32(dot, offset(sums[0] + sums[1])) }
+    }
+}
+
+/// Sums each 128-bit lane of four vectors; sum q of lane l goes to lane 4 l + q.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn gather(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> __m512i {
+    let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
+}
+
+/// Activation rows up to which transposing codes costs more than it saves (`examples/linear_speed`): sub-scales make
+/// sums in place dearer. Both ways compute the same integers.
+const fn in_place<T: TileX86>() -> usize {
+    if T::SUB { 3 } else { 6 }
+}
+
 /// See [`super::TileFn`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-pub unsafe fn blocks<T: TileX86>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]) {
+pub unsafe fn blocks<T: TileX512>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]) {
     acc.fill([0.0; TILE]);
     let groups = w.k / GROUP;
-    let mut panel = MaybeUninit::uninit();
+    let mut steps = MaybeUninit::uninit();
     for first in (0..groups).step_by(CHUNK_GROUPS) {
         let here = CHUNK_GROUPS.min(groups - first);
         let rows = std::array::from_fn(|n| w.at(n).wrapping_add(first / CHUNK_GROUPS * chunk_bytes::<T>()));
-        // SAFETY: the promise of `TileFn`. What is read of the panel was written by `decode` for the same groups.
+        // Lane l of quad q is row 4 l + q, as `gather` wants it.
+        let quad = |q: usize| [rows[q], rows[4 + q], rows[8 + q], rows[12 + q]];
+        let quads = [quad(0), quad(1), quad(2), quad(3)];
+        // SAFETY: the promise of `TileFn`. What is read of the steps was written by `steps_of` for the same groups.
         unsafe {
-            decode::<T>(&rows, here, &mut panel);
-            let panel: *const Panel = panel.as_ptr();
+            steps_of::<T>(&rows, here, &mut steps);
+            let steps: *const Steps = steps.as_ptr();
             for g in 0..here {
-                let z = (*panel).codes[g];
-                let scale = _mm512_castsi512_ps((*panel).scale[g]);
-                let min = if T::MIN { _mm512_castsi512_ps((*panel).min[g]) } else { scale };
-                let sub = if T::SUB { [(*panel).sub[0][g], (*panel).sub[1][g]] } else { [z[0]; 2] };
-                for (&x, acc) in x.iter().zip(acc.iter_mut()) {
-                    let of = quant::get_group(x, w.k, first + g);
-                    let dot = dots::<T>(&z, &sub, x.add((first + g) * GROUP), of.sums);
-                    let by = _mm512_mul_ps(scale, _mm512_set1_ps(of.d));
-                    let mut sum = _mm512_loadu_ps(acc.as_ptr());
-                    sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), by, sum);
-                    if T::MIN {
-                        sum = _mm512_fmadd_ps(min, _mm512_set1_ps(of.dsum), sum);
+                let scale = _mm512_castsi512_ps((*steps).scale[g]);
+                let min = if T::MIN { _mm512_castsi512_ps((*steps).min[g]) } else { scale };
+                let sub = if T::SUB { [(*steps).sub[0][g], (*steps).sub[1][g]] } else { [_mm512_setzero_si512(); 2] };
+                let at = first + g;
+                if x.len() <= in_place::<T>() {
+                    let codes =
+                        [T::quad(&quads[0], g), T::quad(&quads[1], g), T::quad(&quads[2], g), T::quad(&quads[3], g)];
+                    for (&x, acc) in x.iter().zip(acc.iter_mut()) {
+                        let of = quant::get_group(x, w.k, at);
+                        let high = x.add(at * GROUP);
+                        let dot = dots_in_place::<T>(&codes, &sub, [high, high.add(w.k)], of.sums);
+                        add::<T>(acc, dot, scale, min, of);
                     }
-                    _mm512_storeu_ps(acc.as_mut_ptr(), sum);
+                } else {
+                    let codes = transpose(|n| {
+                        let (b, g) = locate::<T>(rows[n], g);
+                        T::vector(b, g)
+                    });
+                    for (&x, acc) in x.iter().zip(acc.iter_mut()) {
+                        let of = quant::get_group(x, w.k, at);
+                        let high = x.add(at * GROUP);
+                        let dot = dots::<T>(&codes, &sub, [high, high.add(w.k)], of.sums);
+                        add::<T>(acc, dot, scale, min, of);
+                    }
                 }
             }
         }
     }
+}
+
+/// Adds what a group contributes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn add<T: TileX86>(acc: &mut [f32; TILE], dot: __m512i, scale: __m512, min: __m512, of: Group) {
+    // SAFETY: sixteen floats are read and written.
+    let mut sum = unsafe { _mm512_loadu_ps(acc.as_ptr()) };
+    sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(scale, _mm512_set1_ps(of.d)), sum);
+    if T::MIN {
+        sum = _mm512_fmadd_ps(min, _mm512_set1_ps(of.dsum), sum);
+    }
+    // SAFETY: as above.
+    unsafe { _mm512_storeu_ps(acc.as_mut_ptr(), sum) }
 }
 
 /// A float format.
