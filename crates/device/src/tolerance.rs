@@ -6,7 +6,7 @@
 /// sum, which stays well below this.
 pub const LINEAR_FLOAT: f32 = 1e-5;
 
-/// Products with block formats against an exact product with the same eight-bit activations, relative to `|x| |w|`:
+/// Products with block formats against an exact product with the same fifteen-bit activations, relative to `|x| |w|`:
 /// dot products of groups are exact, so what is left are a few f32 roundings per group of 32. Where a format adds an
 /// offset to codes that are never negative, the two parts cancel and each is up to a few times larger than the sum.
 pub const LINEAR_BLOCK: f32 = 1e-5;

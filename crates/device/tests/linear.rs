@@ -187,8 +187,8 @@ fn scratch_is_what_the_op_takes() {
     use memory::RegionSizes;
     let mut rng = Rng(8);
     let (w, x) = (Weights::random(&mut rng, DType::Block(Block::Q4K), 5, 256), rng.values(3 * 256));
-    // 256 codes and 8 groups of 16 bytes a row.
-    let need = 3 * (256 + 8 * 16);
+    // Two planes of 256 bytes and 8 groups of 16 bytes a row.
+    let need = 3 * (2 * 256 + 8 * 16);
     for (step, fits) in [(need, true), (need - 64, false)] {
         let cpu = Cpu::new(CpuOptions::default(), RegionSizes { step, carry: 0 }).unwrap();
         let mut rig = Rig::new(Box::new(cpu));

@@ -191,7 +191,10 @@ impl Held {
     /// read and made; after an error they are as they were.
     fn answer(&mut self, rendered: &Rendered, by: &mut Means) -> Result<Answer> {
         let fed = (by.exec.len(self.seq)? as usize).min(self.ids.len());
-        let more = rest_ids(by.tokenizer, rendered, self.said.len())?;
+        let more = match self.said.len() {
+            0 => by.tokenizer.encode_prompt(rendered)?,
+            read => by.tokenizer.encode_rest(rendered, read)?,
+        };
         let (read, pending) = self.ids.split_at(fed);
         let prompt = pending.iter().chain(&more).copied().collect();
         let req = Request { prompt, history: read.to_vec(), ..by.how.clone() };
@@ -206,57 +209,10 @@ fn stopped_while_reading(a: &Answer) -> bool {
     a.finish == Finish::Cancelled && a.ids.is_empty()
 }
 
-/// Ids of a rendering behind byte `from`. In the middle of a conversation no BOS is put in front.
-fn rest_ids(tokenizer: &Tokenizer, rendered: &Rendered, from: usize) -> Result<Vec<u32>> {
-    if from == 0 {
-        return Ok(tokenizer.encode_prompt(rendered)?);
-    }
-    let rest = tail(rendered, from);
-    let mut ids = tokenizer.encode_prompt(&rest)?;
-    let bos = tokenizer.bos().and_then(|id| tokenizer.token_bytes(id)).unwrap_or_default();
-    let written = !bos.is_empty() && rest.text().as_bytes().starts_with(bos);
-    if tokenizer.add_bos() && !written && ids.first().copied() == tokenizer.bos() {
-        ids.remove(0);
-    }
-    Ok(ids)
-}
-
-/// A rendering without its first `from` bytes.
-fn tail(rendered: &Rendered, from: usize) -> Rendered {
-    let (mut rest, mut at) = (Rendered::default(), from);
-    for range in rendered.protected().iter().filter(|r| r.end > from) {
-        let start = range.start.max(from);
-        rest.push_markup(&rendered.text()[at..start]);
-        rest.push_content(&rendered.text()[start..range.end]);
-        at = range.end;
-    }
-    rest.push_markup(&rendered.text()[at..]);
-    rest
-}
-
 /// The text of an answer with everything that was made, special tokens and text behind a stop string too.
 fn as_made(tokenizer: &Tokenizer, ids: &[u32]) -> String {
     let (mut text, mut d) = (String::new(), Detokenizer::new(false, false));
     ids.iter().for_each(|&id| d.push(tokenizer, id, &mut text));
     d.finish(&mut text);
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_tail_keeps_content_content() {
-        let mut r = Rendered::markup("<a>");
-        r.push_content("hello");
-        r.push_markup("</a><b>");
-        r.push_content("you");
-        r.push_markup("</b>");
-        let t = tail(&r, 5);
-        assert_eq!((t.text(), t.protected()), ("llo</a><b>you</b>", &[0..3, 10..13][..]));
-        let t = tail(&r, 8);
-        assert_eq!((t.text(), t.protected().len(), t.protected().first()), ("</a><b>you</b>", 1, Some(&(7..10))));
-        assert_eq!(tail(&r, r.text().len()), Rendered::default());
-    }
 }

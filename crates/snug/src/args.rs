@@ -125,7 +125,7 @@ pub struct Sample {
     #[arg(long, value_name = "ID=BIAS", value_parser = logit_bias)]
     pub logit_bias: Vec<(u32, f32)>,
     /// End the answer before this text; may be repeated
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
     /// Take tokens that end an answer for ordinary ones
     #[arg(long)]
@@ -142,13 +142,13 @@ pub struct RunArgs {
     #[arg(help = MODEL_HELP)]
     pub model: Option<String>,
     /// The prompt; `-` (or nothing, when something is piped in) reads it from stdin, without its last line break
-    #[arg(short, long, value_name = "TEXT", conflicts_with = "ids")]
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "ids", allow_hyphen_values = true)]
     pub prompt: Option<String>,
     /// Token ids as the prompt, exactly these
     #[arg(long, value_name = "1,2,3", value_parser = ids)]
     pub ids: Option<Ids>,
     /// System message
-    #[arg(long, value_name = "TEXT", conflicts_with_all = ["raw", "ids"])]
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["raw", "ids"], allow_hyphen_values = true)]
     pub system: Option<String>,
     /// Continue the prompt as it is, without the model's chat template
     #[arg(long)]
@@ -178,7 +178,7 @@ pub struct ChatArgs {
     #[arg(help = MODEL_HELP)]
     pub model: Option<String>,
     /// System message
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub system: Option<String>,
     #[command(flatten)]
     pub sample: Sample,
@@ -230,7 +230,7 @@ pub struct LogitsArgs {
   snug tokenize smollm2 --decode 19556,905")]
 pub struct TokenizeArgs {
     /// The model (as elsewhere) and the text; `-` reads the text from stdin
-    #[arg(value_name = "[MODEL] TEXT", num_args = 0..=2, allow_hyphen_values = false)]
+    #[arg(value_names = ["MODEL", "TEXT"], num_args = 0..=2)]
     pub words: Vec<String>,
     /// Turn these ids into text
     #[arg(long, value_name = "1,2,3", value_parser = ids)]

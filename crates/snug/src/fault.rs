@@ -59,11 +59,21 @@ pub fn of_clap(e: &clap::Error) -> ExitCode {
         let _ = e.print();
         return ExitCode::SUCCESS;
     }
-    let text = e.to_string();
-    let said = text.split("\nUsage:").next().unwrap_or_default().split("\n\nFor more information").next();
-    let line = fold(said.unwrap_or_default());
-    eprintln!("error: {}; see `snug --help`", line.strip_prefix("error: ").unwrap_or(&line));
+    let line = if e.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        "there is no command".to_string()
+    } else {
+        clap_line(&e.to_string())
+    };
+    eprintln!("error: {line}; see `snug --help`");
     ExitCode::from(USER)
+}
+
+/// What clap says before it shows the usage: the error, and below it tips.
+fn clap_line(text: &str) -> String {
+    let said = text.split("\nUsage:").next().unwrap_or_default();
+    let said = said.split("\nFor more information").next().unwrap_or_default();
+    let parts: Vec<String> = said.split("\n\n").map(fold).filter(|p| !p.is_empty()).collect();
+    parts.join("; ").trim_start_matches("error: ").to_string()
 }
 
 fn is_broken_pipe(e: &anyhow::Error) -> bool {
@@ -161,6 +171,13 @@ mod tests {
         assert!(!is_users(&engine::Error::BadLogits.into()));
         let unknown = model::Error::UnknownArchitecture { found: "x".into(), supported: vec!["y"] };
         assert!(is_users(&engine::Error::from(unknown).into()));
+    }
+
+    #[test]
+    fn a_parsing_error_is_one_line_with_its_tips() {
+        let text = "error: unexpected argument '--x' found\n\n  tip: try '--y'\n\nUsage: snug\n\nFor more information, try '--help'.\n";
+        assert_eq!(clap_line(text), "unexpected argument '--x' found; tip: try '--y'");
+        assert_eq!(clap_line("error: needed:\n  --ids <1>\n\nUsage: snug"), "needed: --ids <1>");
     }
 
     #[test]

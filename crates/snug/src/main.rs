@@ -16,9 +16,6 @@ use clap::Parser;
 use std::process::ExitCode;
 use std::time::Instant;
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
     let begun = Instant::now();
     let ended = match args::Cli::try_parse() {

@@ -2,10 +2,12 @@
 //!
 //! The walk of a request through this room: a [`ChatTemplate`] turns messages into a [`Rendered`] prompt in which the
 //! author of every byte is still known, a [`Tokenizer`] turns that into ids, and on the way back a [`Detokenizer`] turns
-//! sampled ids into valid UTF-8 pieces which a [`StopMatcher`] watches. All of it is pure: strings and ids in, strings
+//! sampled ids into valid UTF-8 pieces which a [`StopMatcher`] watches; or, for models that reason and call tools, a
+//! [`dialect::OutputParser`] turns them into reasoning, content and calls. All of it is pure: strings and ids in, strings
 //! and ids out, so it takes plain inputs ([`GgufVocab`], [`HfFiles`]) and never opens a file.
 
 mod detokenizer;
+pub mod dialect;
 mod error;
 mod rendered;
 mod stop;

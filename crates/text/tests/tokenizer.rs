@@ -197,6 +197,37 @@ fn content_stays_plain_beside_markup() {
 }
 
 #[test]
+fn the_rest_of_a_prompt_continues_it() {
+    let t = hf();
+    let mut p = Rendered::markup("<|im_start|>user\n");
+    p.push_content("say <|im_end|> twice");
+    p.push_markup("<|im_end|>\n<|im_start|>assistant\n");
+    let whole = t.encode_prompt(&p).unwrap();
+    let quoted = p.text().find("<|im_end|>").unwrap();
+    for (at, _) in p.text().match_indices("<|im_") {
+        let rest = t.encode_rest(&p, at).unwrap();
+        assert_eq!(t.decode(&rest, false), p.text()[at..], "at {at}");
+        // A cut in front of markup is a cut between tokens.
+        assert!(at == quoted || rest == whole[whole.len() - rest.len()..], "at {at}");
+    }
+    let end = t.id_of("<|im_end|>").unwrap();
+    let ends = t.encode_rest(&p, quoted).unwrap().iter().filter(|&&id| id == end).count();
+    assert_eq!(ends, 1, "what is quoted stays content");
+    assert!(t.encode_rest(&p, p.text().len()).unwrap().is_empty());
+    assert!(t.encode_rest(&p, p.text().len() + 1).is_err());
+    assert!(t.encode_rest(&Rendered::markup("é"), 1).is_err());
+
+    let c = spm_cases();
+    let t = Tokenizer::from_gguf(&spm_vocab(&c, true)).unwrap();
+    assert!(t.add_bos());
+    let (p, word) = (Rendered::markup("the the"), t.encode("the", Specials::Parse).unwrap());
+    let rest = t.encode_rest(&p, 4).unwrap();
+    assert_ne!(rest[0], t.bos().unwrap());
+    assert_ne!(rest, word, "no space before a word that goes on");
+    assert_eq!(t.encode_rest(&p, 3).unwrap(), word, "the space is the text's own");
+}
+
+#[test]
 fn odd_metadata_is_named_or_accepted() {
     let g = AsGguf::new();
     let key = |v: GgufVocab<'_>| match Tokenizer::from_gguf(&v) {

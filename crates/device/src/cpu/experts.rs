@@ -24,7 +24,7 @@ pub struct Group<'a> {
     pub part: Part,
 }
 
-/// Scratch bytes: eight-bit rows of `h` and of `mid`, where the formats want them.
+/// Scratch bytes: fifteen-bit rows of `h` and of `mid`, where the formats want them.
 pub fn scratch(mid: &View, h: &View, e: &ExpertMats, part: Part) -> u64 {
     let first = if part == Part::Down { &[][..] } else { &[&e.gate.first, &e.up.first] };
     let second = if part == Part::GateUp { &[][..] } else { &[&e.down.first] };

@@ -96,7 +96,7 @@ pub struct Acts {
 
 /// Scratch bytes of [`Acts`] for `rows` rows of `k` elements that meet these matrices.
 pub fn acts_bytes(rows: u64, k: u32, mats: &[&Mat]) -> u64 {
-    let quantised = mats.iter().any(|m| mat::operand(&m.fmt) == Some(Operand::Q8));
+    let quantised = mats.iter().any(|m| mat::operand(&m.fmt) == Some(Operand::Q15));
     if quantised { rows * quant_bytes(k as usize) as u64 } else { 0 }
 }
 
@@ -137,7 +137,7 @@ impl Acts {
     }
     fn of(&self, o: Operand) -> Form {
         match (o, self.quantised) {
-            (Operand::Q8, Some(q)) => q,
+            (Operand::Q15, Some(q)) => q,
             _ => self.plain,
         }
     }

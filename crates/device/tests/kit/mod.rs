@@ -126,12 +126,12 @@ fn scale(rng: &mut Rng, b: Block, block: &mut [u8]) {
     }
 }
 
-/// What is left of activations in eight bits, per 32: `d = max / 127`, codes to the nearest, ties to even.
-pub fn eight_bits(x: &[f32]) -> Vec<f32> {
+/// What is left of activations in fifteen bits, per 32: `d = max / 16256`, codes to the nearest, ties to even.
+pub fn fifteen_bits(x: &[f32]) -> Vec<f32> {
     let group = |x: &[f32]| {
         let max = x.iter().fold(0f32, |m, x| m.max(x.abs()));
-        let d = max / 127.0;
-        let by = if max == 0.0 { 0.0 } else { 127.0 / max };
+        let d = max / 16256.0;
+        let by = if max == 0.0 { 0.0 } else { 16256.0 / max };
         x.iter().map(|x| (x * by).round_ties_even() * d).collect::<Vec<_>>()
     };
     x.chunks(32).flat_map(group).collect()
@@ -139,7 +139,7 @@ pub fn eight_bits(x: &[f32]) -> Vec<f32> {
 
 /// The activations that a format meets.
 pub fn met_by(dtype: DType, x: &[f32]) -> Vec<f32> {
-    if matches!(dtype, DType::Block(_)) { eight_bits(x) } else { x.to_vec() }
+    if matches!(dtype, DType::Block(_)) { fifteen_bits(x) } else { x.to_vec() }
 }
 
 /// `x w^T` in f64 and, for tolerances, `|x| |w|` of each element.

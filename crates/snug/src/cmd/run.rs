@@ -42,6 +42,9 @@ pub fn run(a: &RunArgs, begun: Instant, verbose: bool) -> anyhow::Result<Ended> 
     if a.json {
         output::json(&Report::new(&answer, model.tokenizer.as_ref(), seed, ttft, a.logprobs.is_some()))?;
     }
+    if answer.finish == Finish::ContextFull && !a.json {
+        note(format_args!("note: the answer ends here because the context of {} is full", model.exec.plan().context));
+    }
     if verbose {
         say_speed(&answer, ttft);
     }

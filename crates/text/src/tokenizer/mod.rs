@@ -92,16 +92,7 @@ impl Tokenizer {
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn encode_prompt(&self, prompt: &Rendered) -> Result<Vec<u32>> {
-        let text = prompt.text();
-        let mut spans = Vec::new();
-        let mut at = 0;
-        for range in prompt.protected() {
-            self.added.find(text, at..range.start, Specials::Parse, &mut spans);
-            self.added.find(text, range.clone(), Specials::Plain, &mut spans);
-            at = range.end;
-        }
-        self.added.find(text, at..text.len(), Specials::Parse, &mut spans);
-        let mut ids = self.encode_spans(text, &spans)?;
+        let mut ids = self.encode_rest(prompt, 0)?;
         if self.ids.add_bos
             && let Some(bos) = self.ids.bos
             && ids.first() != Some(&bos)
@@ -111,9 +102,41 @@ impl Tokenizer {
         Ok(ids)
     }
 
+    /// Ids of the part of a prompt behind byte `from`, to continue a sequence that stands for the part before: without
+    /// BOS, and without the space that some tokenizers put before the first word of a text.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode); also when `from` is not a character's border in the prompt.
+    pub fn encode_rest(&self, prompt: &Rendered, from: usize) -> Result<Vec<u32>> {
+        let text = prompt.text();
+        if !text.is_char_boundary(from) {
+            return Err(Error::Encode(format!("byte {from} is not where a character of the prompt begins")));
+        }
+        let mut spans = Vec::new();
+        let mut at = from;
+        for range in prompt.protected().iter().filter(|r| r.end > from) {
+            let start = range.start.max(from);
+            self.added.find(text, at..start, Specials::Parse, &mut spans);
+            self.added.find(text, start..range.end, Specials::Plain, &mut spans);
+            at = range.end;
+        }
+        self.added.find(text, at..text.len(), Specials::Parse, &mut spans);
+        if from == 0 {
+            return self.encode_spans(text, &spans);
+        }
+        match &self.core {
+            Core::Spm(spm) => Ok(spm.encode(text, &spans, false)),
+            Core::Pipeline(_) => {
+                // What was read before stands in as one token, so that the rules see that the text goes on.
+                spans.insert(0, Span { range: 0..from, id: Some(0) });
+                Ok(self.encode_spans(text, &spans)?.split_off(1))
+            }
+        }
+    }
+
     fn encode_spans(&self, text: &str, spans: &[Span]) -> Result<Vec<u32>> {
         match &self.core {
-            Core::Spm(spm) => Ok(spm.encode(text, spans)),
+            Core::Spm(spm) => Ok(spm.encode(text, spans, true)),
             Core::Pipeline(p) => guarded(|| p.encode(text, spans))
                 .unwrap_or_else(|_| Err(Error::Encode("the rules in tokenizer.json fail on it".into()))),
         }

@@ -76,10 +76,11 @@ impl Spm {
         self.ids.get(token).map(|e| e.id).or_else(|| self.never.get(token).copied()).or_else(byte)
     }
 
-    /// Ids of the spans. Text at the start and after a special token gets the space that SentencePiece puts before words.
-    pub fn encode(&self, text: &str, spans: &[Span]) -> Vec<u32> {
+    /// Ids of the spans. Text after a special token, and at the start where the spans `begin` a sequence, gets the space
+    /// that SentencePiece puts before words.
+    pub fn encode(&self, text: &str, spans: &[Span], begin: bool) -> Vec<u32> {
         let mut out = Vec::with_capacity(text.len() / 3 + 4);
-        let mut after_special = true;
+        let mut after_special = begin;
         for span in spans {
             match span.id {
                 Some(id) => out.push(id),

@@ -14,7 +14,7 @@ pub unsafe fn quantise(x: &[f32], out: &mut [u8]) {
     let k = x.len();
     let out = out[..quant::row_bytes(k)].as_mut_ptr();
     for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
-        // SAFETY: 32 floats are read from the group, 32 bytes and one group record written inside the row.
+        // SAFETY: 32 floats are read from the group, two times 32 bytes and one group record written inside the row.
         unsafe {
             let v: [__m256; 4] = std::array::from_fn(|i| _mm256_loadu_ps(x.as_ptr().add(8 * i)));
             // As integers, magnitudes order like floats, with infinity and NaN on top.
@@ -23,13 +23,24 @@ pub unsafe fn quantise(x: &[f32], out: &mut [u8]) {
             let (d, by) = quant::scales(f32::from_bits(max8(top)));
             let q = v.map(|v| _mm256_cvtps_epi32(_mm256_mul_ps(v, _mm256_set1_ps(by))));
             let sums = [sum8(_mm256_add_epi32(q[0], q[1])), sum8(_mm256_add_epi32(q[2], q[3]))];
-            // Packing works in 128-bit halves; the permutation puts the quads back in order.
-            let packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
-            let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-            _mm256_storeu_si256(out.add(g * GROUP).cast(), _mm256_permutevar8x32_epi32(packed, order));
+            let half = _mm256_set1_epi32(quant::ROUND);
+            let high = q.map(|q| _mm256_srai_epi32::<{ quant::SHIFT as i32 }>(_mm256_add_epi32(q, half)));
+            let low =
+                std::array::from_fn(|i| _mm256_sub_epi32(q[i], _mm256_slli_epi32::<{ quant::SHIFT as i32 }>(high[i])));
+            _mm256_storeu_si256(out.add(g * GROUP).cast(), bytes(high));
+            _mm256_storeu_si256(out.add(k + g * GROUP).cast(), bytes(low));
             quant::put_group(out, k, g, quant::group(d, sums));
         }
     }
+}
+
+/// Integers that fit as bytes, in order.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn bytes(q: [__m256i; 4]) -> __m256i {
+    // Packing works in 128-bit halves; the permutation puts the quads back in order.
+    let packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+    _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
 }
 
 #[inline]
@@ -133,13 +144,13 @@ unsafe fn decode<T: TileX86>(rows: &[[*const u8; 8]; 2], groups: usize, panel: &
 /// The dot products of one group of eight weight rows with one activation row, exact.
 ///
 /// # Safety
-/// AVX2; 32 codes are readable at `x`.
+/// AVX2; 32 bytes are readable in both planes `x` (high, low).
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dots<T: TileX86>(y: &[__m256i; 8], sub: &[__m256i; 2], x: *const u8, sums: [i32; 2]) -> __m256i {
+unsafe fn dots<T: TileX86>(y: &[__m256i; 8], sub: &[__m256i; 2], x: [*const u8; 2], sums: [i32; 2]) -> __m256i {
     // SAFETY: the caller's promise.
     unsafe {
-        let four = |j: usize| {
+        let four = |x: *const u8, j: usize| {
             let x = _mm256_set1_epi32(x.add(4 * j).cast::<i32>().read_unaligned());
             // Pairs of products must stay inside 16 bits: 2 * 128 * 127 do, 2 * 255 * 127 would not.
             let pairs = if T::OFFSET == 128 {
@@ -149,9 +160,15 @@ unsafe fn dots<T: TileX86>(y: &[__m256i; 8], sub: &[__m256i; 2], x: *const u8, s
             };
             _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
         };
+        let chain = |x: *const u8, first: usize, start: __m256i| {
+            (first..first + 4).fold(start, |acc, j| _mm256_add_epi32(acc, four(x, j)))
+        };
+        // The high plane counts 128 times the low one, which carries the offset.
         let half = |first: usize, sum: i32| {
             let offset = if T::OFFSET == 128 { 0 } else { T::OFFSET };
-            (first..first + 4).fold(_mm256_set1_epi32(-offset * sum), |acc, j| _mm256_add_epi32(acc, four(j)))
+            let high = chain(x[0], first, _mm256_setzero_si256());
+            let low = chain(x[1], first, _mm256_set1_epi32(-offset * sum));
+            _mm256_add_epi32(_mm256_slli_epi32::<{ quant::SHIFT as i32 }>(high), low)
         };
         let (a, b) = (half(0, sums[0]), half(4, sums[1]));
         if T::SUB {
@@ -184,7 +201,8 @@ pub unsafe fn blocks<T: TileX86>(w: &Weights, x: &[*const u8], acc: &mut [[f32; 
                 let sub = if T::SUB { [(*panel).sub[side][0][g], (*panel).sub[side][1][g]] } else { [y[0]; 2] };
                 for (&x, acc) in x.iter().zip(acc.iter_mut()) {
                     let of = quant::get_group(x, w.k, first + g);
-                    let dot = dots::<T>(&y, &sub, x.add((first + g) * GROUP), of.sums);
+                    let high = x.add((first + g) * GROUP);
+                    let dot = dots::<T>(&y, &sub, [high, high.add(w.k)], of.sums);
                     let by = _mm256_mul_ps(scale, _mm256_set1_ps(of.d));
                     let acc = acc.as_mut_ptr().add(8 * side);
                     let mut sum = _mm256_loadu_ps(acc);

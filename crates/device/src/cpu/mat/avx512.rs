@@ -19,7 +19,7 @@ pub unsafe fn quantise(x: &[f32], out: &mut [u8]) {
     let k = x.len();
     let out = out[..quant::row_bytes(k)].as_mut_ptr();
     for (g, x) in x.as_chunks::<GROUP>().0.iter().enumerate() {
-        // SAFETY: 32 floats are read from the group, 32 bytes and one group record written inside the row.
+        // SAFETY: 32 floats are read from the group, two times 32 bytes and one group record written inside the row.
         unsafe {
             let (a, b) = (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(x.as_ptr().add(16)));
             // As integers, magnitudes order like floats, with infinity and NaN on top.
@@ -28,8 +28,13 @@ pub unsafe fn quantise(x: &[f32], out: &mut [u8]) {
             let (d, by) = quant::scales(f32::from_bits(amax as u32));
             let by = _mm512_set1_ps(by);
             let (a, b) = (_mm512_cvtps_epi32(_mm512_mul_ps(a, by)), _mm512_cvtps_epi32(_mm512_mul_ps(b, by)));
-            _mm_storeu_si128(out.add(g * GROUP).cast(), _mm512_cvtepi32_epi8(a));
-            _mm_storeu_si128(out.add(g * GROUP + 16).cast(), _mm512_cvtepi32_epi8(b));
+            for (half, q) in [a, b].into_iter().enumerate() {
+                let high = _mm512_srai_epi32::<{ quant::SHIFT }>(_mm512_add_epi32(q, _mm512_set1_epi32(quant::ROUND)));
+                let low = _mm512_sub_epi32(q, _mm512_slli_epi32::<{ quant::SHIFT }>(high));
+                let at = g * GROUP + 16 * half;
+                _mm_storeu_si128(out.add(at).cast(), _mm512_cvtepi32_epi8(high));
+                _mm_storeu_si128(out.add(k + at).cast(), _mm512_cvtepi32_epi8(low));
+            }
             let sums = [_mm512_reduce_add_epi32(a), _mm512_reduce_add_epi32(b)];
             quant::put_group(out, k, g, quant::group(d, sums));
         }
@@ -111,22 +116,26 @@ unsafe fn steps_of<T: TileX86>(rows: &[*const u8; TILE], groups: usize, steps: &
 /// The dot products of one transposed group with one activation row, exact.
 ///
 /// # Safety
-/// AVX-512 as in the file's kernels; 32 codes are readable at `x`.
+/// AVX-512 as in the file's kernels; 32 bytes are readable in both planes `x` (high, low).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn dots<T: TileX86>(z: &[__m512i; 8], sub: &[__m512i; 2], x: *const u8, sums: [i32; 2]) -> __m512i {
+unsafe fn dots<T: TileX86>(z: &[__m512i; 8], sub: &[__m512i; 2], x: [*const u8; 2], sums: [i32; 2]) -> __m512i {
     // SAFETY: the caller's promise.
     unsafe {
-        let quad = |j: usize| _mm512_set1_epi32(x.add(4 * j).cast::<i32>().read_unaligned());
+        let quad = |x: *const u8, j: usize| _mm512_set1_epi32(x.add(4 * j).cast::<i32>().read_unaligned());
         let start = |sum: i32| _mm512_set1_epi32(-T::OFFSET * sum);
+        let chain = |x: *const u8, first: usize, start: __m512i| {
+            (first..first + 4).fold(start, |acc, j| _mm512_dpbusd_epi32(acc, z[j], quad(x, j)))
+        };
+        // The high plane counts 128 times the low one, which carries the offset.
         let half = |first: usize, start: __m512i| {
-            (first..first + 4).fold(start, |acc, j| _mm512_dpbusd_epi32(acc, z[j], quad(j)))
+            let (high, low) = (chain(x[0], first, _mm512_setzero_si512()), chain(x[1], first, start));
+            _mm512_add_epi32(_mm512_slli_epi32::<{ quant::SHIFT }>(high), low)
         };
         if T::SUB {
             let (a, b) = (half(0, start(sums[0])), half(4, start(sums[1])));
             _mm512_add_epi32(_mm512_mullo_epi32(a, sub[0]), _mm512_mullo_epi32(b, sub[1]))
         } else {
-            // Two chains, so that the latency of one hides behind the other.
             let b = half(4, _mm512_setzero_si512());
             _mm512_add_epi32(half(0, start(sums[0] + sums[1])), b)
         }
@@ -136,32 +145,38 @@ unsafe fn dots<T: TileX86>(z: &[__m512i; 8], sub: &[__m512i; 2], x: *const u8, s
 /// The dot products of one group that lies as in the file, a row per 128-bit lane, with one activation row, exact.
 ///
 /// # Safety
-/// AVX-512 as in the file's kernels; 32 codes are readable at `x`.
+/// AVX-512 as in the file's kernels; 32 bytes are readable in both planes `x` (high, low).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn dots_in_place<T: TileX512>(
     quads: &[[__m512i; 2]; 4],
     sub: &[__m512i; 2],
-    x: *const u8,
+    x: [*const u8; 2],
     sums: [i32; 2],
 ) -> __m512i {
     // SAFETY: the caller's promise.
-    let half = |i: usize| unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(x.add(16 * i).cast())) };
+    let half = |x: *const u8, i: usize| unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(x.add(16 * i).cast())) };
     let offset = |sum: i32| _mm512_set1_epi32(T::OFFSET * sum);
+    // The high plane counts 128 times the low one.
+    let both = |high: __m512i, low: __m512i| _mm512_add_epi32(_mm512_slli_epi32::<{ quant::SHIFT }>(high), low);
     if T::SUB {
         let one = |h: usize| {
-            let x = half(h);
-            let dot = |q: usize| _mm512_dpbusd_epi32(_mm512_setzero_si512(), quads[q][h], x);
+            let (high, low) = (half(x[0], h), half(x[1], h));
+            let zero = _mm512_setzero_si512();
+            let dot = |q: usize| {
+                both(_mm512_dpbusd_epi32(zero, quads[q][h], high), _mm512_dpbusd_epi32(zero, quads[q][h], low))
+            };
             let dot = gather(dot(0), dot(1), dot(2), dot(3));
             _mm512_mullo_epi32(_mm512_sub_epi32(dot, offset(sums[h])), sub[h])
         };
         _mm512_add_epi32(one(0), one(1))
     } else {
-        let (low, high) = (half(0), half(1));
-        let dot = |q: usize| {
-            let first = _mm512_dpbusd_epi32(_mm512_setzero_si512(), quads[q][0], low);
-            _mm512_dpbusd_epi32(first, quads[q][1], high)
+        let planes = x.map(|x| [half(x, 0), half(x, 1)]);
+        let plane = |q: usize, x: [__m512i; 2]| {
+            let first = _mm512_dpbusd_epi32(_mm512_setzero_si512(), quads[q][0], x[0]);
+            _mm512_dpbusd_epi32(first, quads[q][1], x[1])
         };
+        let dot = |q: usize| both(plane(q, planes[0]), plane(q, planes[1]));
         let dot = gather(dot(0), dot(1), dot(2), dot(3));
         if T::OFFSET == 0 { dot } else { _mm512_sub_epi32(dot, offset(sums[0] + sums[1])) }
     }
@@ -209,7 +224,8 @@ pub unsafe fn blocks<T: TileX512>(w: &Weights, x: &[*const u8], acc: &mut [[f32;
                         [T::quad(&quads[0], g), T::quad(&quads[1], g), T::quad(&quads[2], g), T::quad(&quads[3], g)];
                     for (&x, acc) in x.iter().zip(acc.iter_mut()) {
                         let of = quant::get_group(x, w.k, at);
-                        let dot = dots_in_place::<T>(&codes, &sub, x.add(at * GROUP), of.sums);
+                        let high = x.add(at * GROUP);
+                        let dot = dots_in_place::<T>(&codes, &sub, [high, high.add(w.k)], of.sums);
                         add::<T>(acc, dot, scale, min, of);
                     }
                 } else {
@@ -219,7 +235,8 @@ pub unsafe fn blocks<T: TileX512>(w: &Weights, x: &[*const u8], acc: &mut [[f32;
                     });
                     for (&x, acc) in x.iter().zip(acc.iter_mut()) {
                         let of = quant::get_group(x, w.k, at);
-                        let dot = dots::<T>(&codes, &sub, x.add(at * GROUP), of.sums);
+                        let high = x.add(at * GROUP);
+                        let dot = dots::<T>(&codes, &sub, [high, high.add(w.k)], of.sums);
                         add::<T>(acc, dot, scale, min, of);
                     }
                 }

@@ -6,7 +6,7 @@
 //!
 //! - Float formats (f32, f16, bf16) meet f32 activations: sixteen f32 lanes, lane i summing the products of elements
 //!   i, i + 16, ...; then lanes 8 apart are added, 4 apart, 2 apart, 1 apart.
-//! - Block formats meet activations of eight bits (see [`quant`]): per group of 32 an exact integer dot product, then
+//! - Block formats meet activations of fifteen bits (see [`quant`]): per group of 32 an exact integer dot product, then
 //!   `acc += dot * (scale * d)` and, where the format has offsets, `acc += offset * d * sum(q)`, group after group in
 //!   fused f32. Integers make this the same on every instruction set.
 //!
@@ -74,7 +74,7 @@ pub enum Operand {
     /// f32, 4-byte aligned.
     F32,
     /// Rows of [`quant`].
-    Q8,
+    Q15,
 }
 
 /// How one format is multiplied.
@@ -90,7 +90,7 @@ pub struct MatKernel {
 pub fn operand(f: &Format) -> Option<Operand> {
     match f {
         Format::Plain(DType::F32 | DType::F16 | DType::BF16) => Some(Operand::F32),
-        Format::Plain(DType::Block(_)) => Some(Operand::Q8),
+        Format::Plain(DType::Block(_)) => Some(Operand::Q15),
         _ => None,
     }
 }

@@ -23,9 +23,11 @@ pub fn quantise(x: &[f32], out: &mut [u8]) {
         let (d, by) = quant::scales(f32::from_bits(amax));
         let mut sums = [0; 2];
         for (i, x) in x.iter().enumerate() {
-            let q = (x * by).round_ties_even() as i8;
-            out[g * GROUP + i] = q as u8;
-            sums[i / 16] += q as i32;
+            let q = (x * by).round_ties_even() as i32;
+            let high = (q + quant::ROUND) >> quant::SHIFT;
+            out[g * GROUP + i] = high as u8;
+            out[k + g * GROUP + i] = (q - (high << quant::SHIFT)) as u8;
+            sums[i / 16] += q;
         }
         // SAFETY: `out` has the bytes of a row of k elements: indexing above would have failed on fewer codes, and the
         // slice below makes sure of the groups.
@@ -90,8 +92,12 @@ pub unsafe fn blocks<T: Tile>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TIL
             let steps = unsafe { T::steps::<Portable>(b, g) };
             for (&x, acc) in x.iter().zip(acc.iter_mut()) {
                 // SAFETY: the promise of `TileFn`.
-                let (q, of) = unsafe { (*x.add(at * GROUP).cast::<[i8; GROUP]>(), quant::get_group(x, w.k, at)) };
-                let half = |h: usize| (16 * h..16 * h + 16).map(|i| codes[i] * q[i] as i32).sum::<i32>();
+                let (high, low, of) = unsafe {
+                    let plane = |first: usize| *x.add(first + at * GROUP).cast::<[i8; GROUP]>();
+                    (plane(0), plane(w.k), quant::get_group(x, w.k, at))
+                };
+                let q = |i: usize| ((high[i] as i32) << quant::SHIFT) + low[i] as i32;
+                let half = |h: usize| (16 * h..16 * h + 16).map(|i| codes[i] * q(i)).sum::<i32>();
                 let dot = if T::SUB { half(0) * steps.sub[0] + half(1) * steps.sub[1] } else { half(0) + half(1) };
                 acc[n] = (dot as f32).mul_add(steps.scale * of.d, acc[n]);
                 if T::MIN {

@@ -41,7 +41,8 @@ pub trait Tile {
     const OFFSET: i32;
     /// Whether `min` counts.
     const MIN: bool = false;
-    /// Whether `sub` counts. `|sub * (sum of 16 codes times bytes)|` stays below 2^23, so that f32 holds it exactly.
+    /// Whether `sub` counts. Codes less their offset are then at most 32 and `sub` at most 128 in magnitude, so that the
+    /// sum of both halves, 2 * 128 * 16 * 32 * 16256 at most, stays below 2^31.
     const SUB: bool = false;
 
     /// Steps of group `g` of a block.
