@@ -215,6 +215,9 @@ pub struct LogitsArgs {
     /// Print {"logits": [...]}, with --all a list of rows, instead of the ten likeliest tokens
     #[arg(long)]
     pub json: bool,
+    /// Also print the experts every position chose in each layer, by falling weight: "routing" in JSON
+    #[arg(long)]
+    pub routing: bool,
     #[command(flatten)]
     pub on: On,
 }

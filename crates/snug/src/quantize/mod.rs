@@ -77,7 +77,7 @@ pub fn quantize(
 }
 
 fn from_hf(ck: &Checkpoint, how: &Options) -> Result<(Meta, Vec<Job>)> {
-    let family = model::open(ck.meta())?;
+    let family = model::open(ck)?;
     let bounds = model::bind(family.as_ref(), ck)?;
     let jobs = tensors::from_family(family.as_ref(), &bounds, how)?;
     let mut meta = Meta::gguf();
