@@ -49,6 +49,14 @@ pub enum Error {
     /// The plan does not fit.
     #[error("{0}")]
     Refused(#[from] crate::plan::Refusal),
+    /// The machine's profile cannot be read or kept.
+    #[error("{}: {why}; `snug doctor` writes it anew", file.display())]
+    Profile {
+        /// The file.
+        file: std::path::PathBuf,
+        /// Why.
+        why: String,
+    },
     /// The file.
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),

@@ -1,4 +1,14 @@
-//! What this machine can spare.
+//! What this machine can spare, and what was measured of it.
+
+pub mod cgroup;
+mod disk;
+mod linear;
+mod measure;
+mod profile;
+mod ram;
+
+pub use measure::{Measure, limits, measure};
+pub use profile::{CpuFacts, DiskFacts, DiskRate, LinearRate, MachineProfile, MemoryFacts, RamRate, date, home};
 
 /// Memory that the system says can be had without swapping, in bytes; `None` where it does not say.
 pub fn available_memory() -> Option<u64> {

@@ -38,6 +38,8 @@ pub enum Command {
     Quantize(QuantizeArgs),
     /// Write a model of a real geometry with random weights
     Synth(SynthArgs),
+    /// Measure this machine
+    Doctor(DoctorArgs),
     /// List the models in the store
     List(ListArgs),
 }
@@ -326,6 +328,29 @@ pub enum Container {
     Gguf,
     /// A Hugging Face directory with safetensors
     Hf,
+}
+
+/// `snug doctor`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Reads memory with one thread and with more, the disk in blocks of three sizes with one to eight reads at
+once, and runs kernels on matrices of its own. Nothing else should run meanwhile. What is found is kept as
+machine.json in $SNUG_HOME, else $XDG_DATA_HOME/snug, else ~/.local/share/snug.
+
+Examples:
+  snug doctor
+  snug doctor --dir /models --json"
+)]
+pub struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Take seconds, not half a minute
+    #[arg(long)]
+    pub quick: bool,
+    /// Where the disk is read: a file of at most 512 MiB comes and goes there [default: where models are kept]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub dir: Option<PathBuf>,
 }
 
 /// `snug list`.

@@ -60,11 +60,7 @@ impl std::fmt::Display for Store {
 impl Store {
     /// `$SNUG_HOME/models`, else `$XDG_DATA_HOME/snug/models`, else `~/.local/share/snug/models`.
     pub fn of_user() -> Self {
-        let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-        let home = var("SNUG_HOME")
-            .or_else(|| var("XDG_DATA_HOME").map(|d| d.join("snug")))
-            .or_else(|| var("HOME").map(|h| h.join(".local/share/snug")));
-        Store(home.map(|h| h.join("models")))
+        Store(engine::machine::home().map(|h| h.join("models")))
     }
 
     /// Models by name: `.gguf` files (of a split set its first part), and directories with weights in them.

@@ -2,6 +2,7 @@
 
 mod answer;
 mod chat;
+mod doctor;
 mod inspect;
 mod list;
 mod logits;
@@ -26,6 +27,7 @@ pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
         Command::Tokenize(a) => tokenize::run(&a),
         Command::Quantize(a) => quantize::run(&a),
         Command::Synth(a) => synth::run(&a),
+        Command::Doctor(a) => doctor::run(&a),
         Command::List(a) => list::run(&a),
     }
 }
