@@ -348,7 +348,8 @@ pub struct DoctorArgs {
     /// Take seconds, not half a minute
     #[arg(long)]
     pub quick: bool,
-    /// Where the disk is read: a file of at most 512 MiB comes and goes there [default: where models are kept]
+    /// Where the disk is read: a file of at most 512 MiB comes and goes there [default: where models are kept,
+    /// else where temporary files are]
     #[arg(long, value_name = "DIRECTORY")]
     pub dir: Option<PathBuf>,
 }

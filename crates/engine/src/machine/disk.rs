@@ -16,7 +16,7 @@ const DEPTHS: [u32; 4] = [1, 2, 4, 8];
 const ALIGN: usize = 4096;
 
 /// Writes a file of `bytes` (a multiple of the largest block) in `dir`, reads it for `time` in every way, past the page
-/// cache where the file system can, and lets it go: it has no name while it is read. What fails is in the result.
+/// cache where the file system can, and lets it go. What fails is in the result.
 pub fn measure(dir: &Path, bytes: u64, time: Duration) -> DiskFacts {
     let facts = |direct, failed, rates| DiskFacts { dir: dir.into(), direct, failed, rates };
     let rates = |f: &File| -> io::Result<Vec<DiskRate>> {
@@ -31,7 +31,14 @@ pub fn measure(dir: &Path, bytes: u64, time: Duration) -> DiskFacts {
 
 /// The file, opened for direct reads if that is possible.
 fn written(dir: &Path, bytes: u64) -> io::Result<(File, bool)> {
-    let mut temp = tempfile::Builder::new().prefix(".snug-disk-").tempfile_in(dir)?;
+    let (mut file, path) = tempfile::Builder::new().prefix(".snug-disk-").tempfile_in(dir)?.into_parts();
+    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+    let (reader, direct) = match OpenOptions::new().read(true).custom_flags(direct).open(&path) {
+        Ok(f) => (f, true),
+        Err(_) => (File::open(&path)?, false),
+    };
+    // From here on it has no name, so that nothing is left of it however this ends.
+    path.close()?;
     // Not compressible, so that no file system makes it smaller.
     let mut x = 0x9E37_79B9_7F4A_7C15u64;
     let mut piece = vec![0u8; 1 << 20];
@@ -42,15 +49,10 @@ fn written(dir: &Path, bytes: u64) -> io::Result<(File, bool)> {
             x ^= x << 17;
             *word = x.to_le_bytes();
         }
-        temp.write_all(&piece)?;
+        file.write_all(&piece)?;
     }
-    temp.as_file().sync_all()?;
-    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
-    let opened = OpenOptions::new().read(true).custom_flags(direct).open(temp.path());
-    Ok(match opened {
-        Ok(f) => (f, true),
-        Err(_) => (File::open(temp.path())?, false),
-    })
+    file.sync_all()?;
+    Ok((reader, direct))
 }
 
 fn rate(f: &File, bytes: u64, block: u64, depth: u32, time: Duration) -> io::Result<DiskRate> {
