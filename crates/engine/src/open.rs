@@ -71,7 +71,7 @@ impl Opened {
     /// Those of the file, its configuration and its tensors.
     pub fn open(source: impl Into<Source>) -> Result<Self> {
         let ck = Checkpoint::open(source)?;
-        let family = model::open(ck.meta())?;
+        let family = model::open(&ck)?;
         let bounds = model::bind(family.as_ref(), &ck)?;
         Ok(Opened { ck, family, bounds })
     }
@@ -142,7 +142,8 @@ pub fn tokenizer(meta: &Meta) -> Result<Option<Tokenizer>> {
 
 fn gguf_tokenizer(meta: &Meta) -> Result<Option<Tokenizer>> {
     let key = |name: &str| format!("tokenizer.ggml.{name}");
-    let Some(model) = meta.str(&key("model"))? else { return Ok(None) };
+    // Files without a vocabulary say so by one of these words.
+    let Some(model) = meta.str(&key("model"))?.filter(|m| !matches!(*m, "none" | "no_vocab")) else { return Ok(None) };
     let id = |name: &str| -> Result<Option<i64>> { Ok(meta.u32(&key(name))?.map(i64::from)) };
     let types = meta.i32s(&key("token_type"))?.map(|t| t.into_iter().map(i64::from).collect());
     let vocab = GgufVocab {

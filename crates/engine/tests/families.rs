@@ -255,4 +255,29 @@ fn the_ledger_holds_what_the_plan_says() {
     assert_eq!(host.by_class[&memory::Class::Weights], plan.resident_bytes());
     assert_eq!(host.by_class[&memory::Class::Kv], plan.kv_bytes);
     assert_eq!(host.by_class[&memory::Class::State], plan.state_bytes);
+    assert_eq!(host.reserved(), plan.total_bytes(), "weights, history, state and workspace are all there is");
+}
+
+#[test]
+fn rows_choose_the_experts_that_transformers_chooses() {
+    for name in ["qwen3_5_moe-a", "qwen3_5_moe-b"] {
+        let Rig { mut model, expected, _dir } = rig(name, cpu());
+        let routing = expected.routing.unwrap();
+        let (visits, n) = (weights::Visits::default(), routing.experts.len());
+        model.exec.set_arrivals(|e| Box::new(weights::Recorder::new(e.clone(), visits.clone())));
+        prefilled(&mut model.exec, &expected.ids[..n], &[n]);
+        let layers = visits.take();
+        assert_eq!(layers.len(), routing.experts[0].len(), "{name}: one visit a layer");
+        for (at, by_layer) in routing.experts.iter().enumerate() {
+            for (l, want) in by_layer.iter().enumerate() {
+                let (mut got, mut want) = (layers[l].experts[at].clone(), want.clone());
+                // Ranks whose probabilities are this close may change places by rounding.
+                if routing.order_margin[at][l] < 1e-5 {
+                    got.sort_unstable();
+                    want.sort_unstable();
+                }
+                assert_eq!(got, want, "{name}: position {at}, layer {l}");
+            }
+        }
+    }
 }

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::keys::Keys;
 use crate::want::Want;
 use crate::{llama, qwen3_5_moe};
-use checkpoint::Meta;
+use checkpoint::{Checkpoint, Meta};
 use device::{Rows, View};
 use memory::KvSpec;
 use smallvec::SmallVec;
@@ -90,8 +90,8 @@ pub fn supported() -> &'static [&'static str] {
 ///
 /// # Errors
 /// [`Error::UnknownArchitecture`], and whatever is wrong with the configuration.
-pub fn open(meta: &Meta) -> Result<Box<dyn Family>> {
-    let keys = Keys::new(meta)?;
+pub fn open(ck: &Checkpoint) -> Result<Box<dyn Family>> {
+    let keys = Keys::new(ck)?;
     match keys.arch() {
         "llama" | "qwen2" => Ok(Box::new(llama::Llama::new(&keys)?)),
         "qwen35moe" | "qwen3_5_moe" => Ok(Box::new(qwen3_5_moe::Qwen35Moe::new(&keys)?)),

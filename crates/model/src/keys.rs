@@ -2,7 +2,7 @@
 //! What is missing is collected, so that one error lists it all.
 
 use crate::error::{Error, Result};
-use checkpoint::{Container, Meta};
+use checkpoint::{Checkpoint, Container, Meta};
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 
@@ -11,17 +11,21 @@ pub struct Keys<'a> {
     meta: &'a Meta,
     arch: String,
     hf: Map<String, Value>,
+    /// Rows of a GGUF file's embedding: its vocabulary, where no key says it.
+    embedded: Option<u64>,
     missing: RefCell<Vec<String>>,
     bad: RefCell<Option<Error>>,
 }
 
 impl<'a> Keys<'a> {
-    /// The configuration of `meta`, with the architecture it names (`model_type` without a `_text` ending, or
+    /// The configuration of a checkpoint, with the architecture it names (`model_type` without a `_text` ending, or
     /// `general.architecture`).
     ///
     /// # Errors
     /// [`Error::NoArchitecture`].
-    pub fn new(meta: &'a Meta) -> Result<Self> {
+    pub fn new(ck: &'a Checkpoint) -> Result<Self> {
+        let meta = ck.meta();
+        let embedded = ck.tensor("token_embd.weight").and_then(|t| t.shape.first().copied());
         let none = || Error::NoArchitecture(meta.file().to_string());
         let hf = meta.hf().and_then(|h| h.text_config()).unwrap_or_default();
         let arch = match meta.container() {
@@ -31,7 +35,7 @@ impl<'a> Keys<'a> {
                 t.strip_suffix("_text").unwrap_or(t).to_string()
             }
         };
-        Ok(Keys { meta, arch, hf, missing: RefCell::default(), bad: RefCell::default() })
+        Ok(Keys { meta, arch, hf, embedded, missing: RefCell::default(), bad: RefCell::default() })
     }
     /// The architecture's name in the file.
     pub fn arch(&self) -> &str {
@@ -153,11 +157,11 @@ impl<'a> Keys<'a> {
             if self.hf("rope_parameters.rope_theta").is_some() { "rope_parameters.rope_theta" } else { "rope_theta" };
         self.opt_f32(hf, "rope.freq_base").unwrap_or(10_000.0)
     }
-    /// Length of the vocabulary: GGUF files may leave it to the token list.
+    /// Length of the vocabulary: GGUF files may leave it to the token list or to the embedding.
     pub fn vocab(&self) -> u32 {
         let listed = || match self.meta.value("tokenizer.ggml.tokens") {
             Some(checkpoint::Value::Array(a)) => u32::try_from(a.len).ok(),
-            _ => None,
+            _ => self.embedded.and_then(|n| u32::try_from(n).ok()),
         };
         let found = self.opt_u32("vocab_size", "vocab_size").or_else(listed).filter(|&n| n > 0);
         found.unwrap_or_else(|| {

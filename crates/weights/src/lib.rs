@@ -9,10 +9,12 @@ mod bound;
 mod error;
 mod experts;
 mod load;
+mod recorded;
 mod scripted;
 
 pub use bound::{Bound, Canon, Data, Proj, Role, WId};
 pub use error::{Error, Result};
 pub use experts::{ExpertSource, Group, ResidentExperts, Routed, Wave};
 pub use load::{Progress, Resident, Weights};
+pub use recorded::{Recorder, Visit, Visits};
 pub use scripted::ScriptedArrivals;

@@ -26,7 +26,7 @@ struct Facts {
 /// Prints it.
 pub fn run(a: &InspectArgs) -> anyhow::Result<Ended> {
     let ck = Checkpoint::open(resolve::source(a.model.as_deref())?)?;
-    let runs = model::open(ck.meta()).and_then(|f| shares(f.as_ref(), &ck)).map_err(|e| e.to_string());
+    let runs = model::open(&ck).and_then(|f| shares(f.as_ref(), &ck)).map_err(|e| e.to_string());
     let facts = Facts { name: open::name(ck.meta()), arch: architecture(&ck), runs, ck };
     if a.json {
         output::json(&as_json(&facts, a.tensors))?

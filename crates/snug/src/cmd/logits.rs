@@ -6,18 +6,29 @@ use crate::load::load;
 use crate::{interrupt, output};
 use engine::{Ask, Error, Model, Wanted};
 use serde::Serialize;
+use weights::{Recorder, Visit, Visits};
 
 /// Computes and prints logits.
 pub fn run(a: &LogitsArgs, verbose: bool) -> anyhow::Result<Ended> {
     let rows = if a.all { Ask::default().chunk } else { 1 };
     let mut model = load(a.model.as_deref(), &a.on, rows, verbose)?;
+    let visits = a.routing.then(Visits::default);
+    if let Some(v) = &visits {
+        model.exec.set_arrivals(|e| Box::new(Recorder::new(e.clone(), v.clone())));
+    }
     let Some(logits) = compute(&mut model, a)? else { return Ok(Ended::Interrupted) };
+    let routing = visits.map(|v| by_position(v.take()));
     let vocab = model.exec.family().spec().vocab as usize;
     let rows: Vec<&[f32]> = logits.chunks(vocab).collect();
     match (a.json, a.all) {
-        (true, true) => output::json(&Logits { logits: &rows })?,
-        (true, false) => output::json(&Logits { logits: &logits })?,
-        (false, _) => rows.iter().enumerate().try_for_each(|(i, row)| show(&model, a.all.then_some(i), row))?,
+        (true, true) => output::json(&Logits { logits: &rows, routing })?,
+        (true, false) => output::json(&Logits { logits: &logits, routing })?,
+        (false, _) => {
+            rows.iter().enumerate().try_for_each(|(i, row)| show(&model, a.all.then_some(i), row))?;
+            for (at, layers) in routing.iter().flatten().enumerate() {
+                output::line(format_args!("experts at position {at}: {layers:?}"))?;
+            }
+        }
     }
     Ok(Ended::Done)
 }
@@ -25,6 +36,28 @@ pub fn run(a: &LogitsArgs, verbose: bool) -> anyhow::Result<Ended> {
 #[derive(Serialize)]
 struct Logits<T> {
     logits: T,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    routing: Option<Vec<Vec<Vec<u32>>>>,
+}
+
+/// `[position][layer][rank]` from visits, which come layer after layer for each chunk of positions.
+fn by_position(visits: Vec<Visit>) -> Vec<Vec<Vec<u32>>> {
+    let mut all: Vec<Vec<Vec<u32>>> = Vec::new();
+    let mut first = 0;
+    let mut layer = None;
+    for v in visits {
+        if layer.is_some_and(|l| v.layer <= l) {
+            first = all.len();
+        }
+        layer = Some(v.layer);
+        for (i, experts) in v.experts.into_iter().enumerate() {
+            if first + i == all.len() {
+                all.push(Vec::new());
+            }
+            all[first + i].push(experts);
+        }
+    }
+    all
 }
 
 /// `None` when Ctrl-C came first.

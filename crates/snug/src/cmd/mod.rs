@@ -7,6 +7,7 @@ mod list;
 mod logits;
 mod quantize;
 mod run;
+mod synth;
 mod tokenize;
 
 use crate::args::{Cli, Command};
@@ -24,6 +25,7 @@ pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
         Command::Logits(a) => logits::run(&a, v),
         Command::Tokenize(a) => tokenize::run(&a),
         Command::Quantize(a) => quantize::run(&a),
+        Command::Synth(a) => synth::run(&a),
         Command::List(a) => list::run(&a),
     }
 }

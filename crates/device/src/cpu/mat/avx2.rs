@@ -3,7 +3,7 @@
 
 use super::quant::{self, GROUP};
 use super::tile::{CHUNK_GROUPS, chunk_bytes, locate};
-use super::tile_x86::{Eight, F16c, TileX86};
+use super::tile_x86::{Eight, F16c, TileX86, prefetch};
 use super::{TILE, Weights};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -103,13 +103,8 @@ fn transpose(row: impl Fn(usize) -> __m256i) -> [__m256i; 8] {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn decode<T: TileX86>(rows: &[[*const u8; 8]; 2], groups: usize, panel: &mut MaybeUninit<Panel>) {
     let panel = panel.as_mut_ptr();
-    // SAFETY: the caller's promise; prefetching reads nothing.
+    // SAFETY: the caller's promise.
     unsafe {
-        for row in rows.as_flattened() {
-            for line in (0..chunk_bytes::<T>()).step_by(64) {
-                _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(2 * chunk_bytes::<T>() + line).cast());
-            }
-        }
         for (side, rows) in rows.iter().enumerate() {
             for g in 0..groups {
                 (*panel).codes[g][side] = transpose(|n| {
@@ -192,6 +187,7 @@ pub unsafe fn blocks<T: TileX86>(w: &Weights, x: &[*const u8], acc: &mut [[f32; 
     let mut panel = MaybeUninit::uninit();
     for first in (0..groups).step_by(CHUNK_GROUPS) {
         let here = CHUNK_GROUPS.min(groups - first);
+        prefetch(w, TILE * w.row * first / groups, TILE * w.row * (first + here) / groups);
         let at = |n: usize| w.at(n).wrapping_add(first / CHUNK_GROUPS * chunk_bytes::<T>());
         let rows = [std::array::from_fn(at), std::array::from_fn(|n| at(n + 8))];
         // SAFETY: the promise of `TileFn`. What is read of the panel was written by `decode` for the same groups.
@@ -253,18 +249,24 @@ elem!(Bf16, 2, |p| {
     _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
 });
 
-/// `R` activation rows times two weight rows.
+/// `R` activation rows times two weight rows; `ahead` is called before every step along k.
 ///
 /// # Safety
 /// AVX2, FMA, F16C; all rows have `k` readable elements.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn register_tile<E: Elem, const R: usize>(w: [*const u8; 2], x: [*const u8; R], k: usize) -> [[f32; 2]; R] {
+unsafe fn register_tile<E: Elem, const R: usize>(
+    w: [*const u8; 2],
+    x: [*const u8; R],
+    k: usize,
+    ahead: impl Fn(usize),
+) -> [[f32; 2]; R] {
     // SAFETY: the caller's promise: whole steps stay below k, and the last one works on copies.
     unsafe {
         let mut acc = [[[_mm256_setzero_ps(); 2]; 2]; R];
         let whole = k / 16 * 16;
         for at in (0..whole).step_by(16) {
+            ahead(at);
             step::<E, R>(&mut acc, w.map(|w| w.add(at * E::BYTES)), x.map(|x| x.cast::<f32>().add(at)));
         }
         if whole < k {
@@ -321,13 +323,18 @@ pub unsafe fn floats<E: Elem>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TIL
         let put = |acc: &mut [[f32; TILE]], y: &[[f32; 2]]| {
             acc.iter_mut().zip(y).for_each(|(acc, y)| acc[n..n + 2].copy_from_slice(y));
         };
+        // With one row, weights arrive as fast as they are used.
+        let ahead = |at: usize| {
+            let from = n * w.row + at * 2 * E::BYTES;
+            prefetch(w, from, from + 16 * 2 * E::BYTES);
+        };
         // SAFETY: the promise of `TileFn`.
         unsafe {
             for (x, acc) in pairs.iter().zip(acc.chunks_mut(2)) {
-                put(acc, &register_tile::<E, 2>(rows, *x, w.k));
+                put(acc, &register_tile::<E, 2>(rows, *x, w.k, |_| {}));
             }
             if let [last] = *rest {
-                put(&mut acc[2 * pairs.len()..], &register_tile::<E, 1>(rows, [last], w.k));
+                put(&mut acc[2 * pairs.len()..], &register_tile::<E, 1>(rows, [last], w.k, ahead));
             }
         }
     }

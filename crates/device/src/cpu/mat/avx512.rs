@@ -8,7 +8,7 @@
 use super::quant::{self, GROUP, Group};
 use super::tile::{CHUNK_GROUPS, chunk_bytes, locate};
 use super::tile_avx512::TileX512;
-use super::tile_x86::{Eight, F16c, TileX86};
+use super::tile_x86::{Eight, F16c, TileX86, prefetch};
 use super::{TILE, Weights};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -76,7 +76,7 @@ fn transpose(row: impl Fn(usize) -> __m256i) -> [__m512i; 8] {
     z
 }
 
-/// Decodes the steps of `groups` groups of the chunks that start at `rows`, and asks for the chunks behind the next.
+/// Decodes the steps of `groups` groups of the chunks that start at `rows`.
 ///
 /// # Safety
 /// AVX-512 as in the file's kernels; the rows' groups are readable.
@@ -84,13 +84,8 @@ fn transpose(row: impl Fn(usize) -> __m256i) -> [__m512i; 8] {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 unsafe fn steps_of<T: TileX86>(rows: &[*const u8; TILE], groups: usize, steps: &mut MaybeUninit<Steps>) {
     let to = steps.as_mut_ptr();
-    // SAFETY: the caller's promise; prefetching reads nothing.
+    // SAFETY: the caller's promise.
     unsafe {
-        for row in rows {
-            for line in (0..chunk_bytes::<T>()).step_by(64) {
-                _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(2 * chunk_bytes::<T>() + line).cast());
-            }
-        }
         if T::GROUPS == 1 {
             for g in 0..groups {
                 let (scale, min) = (&raw mut (*to).scale[g], &raw mut (*to).min[g]);
@@ -210,6 +205,7 @@ pub unsafe fn blocks<T: TileX512>(w: &Weights, x: &[*const u8], acc: &mut [[f32;
     let mut steps = MaybeUninit::uninit();
     for first in (0..groups).step_by(CHUNK_GROUPS) {
         let here = CHUNK_GROUPS.min(groups - first);
+        prefetch(w, TILE * w.row * first / groups, TILE * w.row * (first + here) / groups);
         let rows = std::array::from_fn(|n| w.at(n).wrapping_add(first / CHUNK_GROUPS * chunk_bytes::<T>()));
         // Lane l of quad q is row 4 l + q, as `gather` wants it.
         let quad = |q: usize| [rows[q], rows[4 + q], rows[8 + q], rows[12 + q]];
@@ -295,18 +291,24 @@ elem!(Bf16, 2, |p, mask| {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
 });
 
-/// `R` activation rows times four weight rows.
+/// `R` activation rows times four weight rows; `ahead` is called before every step along k.
 ///
 /// # Safety
 /// AVX-512 as in the file's kernels; all rows have `k` readable elements.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn register_tile<E: Elem, const R: usize>(w: [*const u8; 4], x: [*const u8; R], k: usize) -> [[f32; 4]; R] {
+unsafe fn register_tile<E: Elem, const R: usize>(
+    w: [*const u8; 4],
+    x: [*const u8; R],
+    k: usize,
+    ahead: impl Fn(usize),
+) -> [[f32; 4]; R] {
     // SAFETY: the caller's promise: the mask covers exactly the elements below k.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); 4]; R];
         let whole = k / 16 * 16;
         for at in (0..whole).step_by(16) {
+            ahead(at);
             step::<E, R>(&mut acc, w, x, at, u16::MAX);
         }
         if whole < k {
@@ -360,16 +362,21 @@ pub unsafe fn floats<E: Elem>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TIL
         let put = |acc: &mut [[f32; TILE]], y: &[[f32; 4]]| {
             acc.iter_mut().zip(y).for_each(|(acc, y)| acc[n..n + 4].copy_from_slice(y));
         };
+        // With one row, weights arrive as fast as they are used.
+        let ahead = |at: usize| {
+            let from = n * w.row + at * 4 * E::BYTES;
+            prefetch(w, from, from + 16 * 4 * E::BYTES);
+        };
         // SAFETY: the promise of `TileFn`.
         unsafe {
             for (x, acc) in fours.iter().zip(acc.chunks_mut(4)) {
-                put(acc, &register_tile::<E, 4>(rows, *x, w.k));
+                put(acc, &register_tile::<E, 4>(rows, *x, w.k, |_| {}));
             }
             let acc = &mut acc[4 * fours.len()..];
             match *rest {
-                [a] => put(acc, &register_tile::<E, 1>(rows, [a], w.k)),
-                [a, b] => put(acc, &register_tile::<E, 2>(rows, [a, b], w.k)),
-                [a, b, c] => put(acc, &register_tile::<E, 3>(rows, [a, b, c], w.k)),
+                [a] => put(acc, &register_tile::<E, 1>(rows, [a], w.k, ahead)),
+                [a, b] => put(acc, &register_tile::<E, 2>(rows, [a, b], w.k, |_| {})),
+                [a, b, c] => put(acc, &register_tile::<E, 3>(rows, [a, b, c], w.k, |_| {})),
                 _ => {}
             }
         }
