@@ -256,7 +256,7 @@ stay floats, and rows that the blocks of a type do not divide get a like one.
 
 Examples:
   snug quantize path/to/hf-model model.gguf --type q8_0
-  snug quantize big.gguf small.gguf --type q4_k --tensor-type 'output.weight=q8_0' --tensor-type 'ffn_down=q5_0'"
+  snug quantize big.gguf small.gguf --type q4_k --tensor-type 'ffn_down=q5_0'"
 )]
 pub struct QuantizeArgs {
     /// A .gguf file, a Hugging Face directory, or a name in the store
