@@ -1,10 +1,12 @@
 //! One file for each command.
 
 mod answer;
+mod bench;
 mod chat;
 mod inspect;
 mod list;
 mod logits;
+mod profile;
 mod quantize;
 mod run;
 mod tokenize;
@@ -25,5 +27,6 @@ pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
         Command::Tokenize(a) => tokenize::run(&a),
         Command::Quantize(a) => quantize::run(&a),
         Command::List(a) => list::run(&a),
+        Command::Bench(a) => bench::run(&a, v),
     }
 }
