@@ -4,10 +4,10 @@
 //! of models whose experts are resident run inside a device graph, which forbids the host to touch the device in them.
 
 use crate::error::{Error, Result};
-use crate::plan::limits;
+use crate::plan::{limits, pick_bytes};
 use checkpoint::Checkpoint;
 use device::{Act, Device, GraphKey, Region, RowClass, Rows, View};
-use memory::{Class, Component, Ledger, Plan, Residency, Tier};
+use memory::{Class, Component, Ledger, Plan, Reservation, Residency, Tier};
 use model::{Carry, Cx, Family};
 use state::{SeqId, Span, State};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -86,6 +86,8 @@ pub struct Executor {
     plan: Plan,
     /// `i32[rows, 1]` at a fixed address: which rows give logits.
     pick: View,
+    /// What pays for the device's arena.
+    _workspace: Reservation,
 }
 
 impl Executor {
@@ -102,13 +104,14 @@ impl Executor {
         on_progress: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
         let ledger = Ledger::new(&[(Tier::Host, plan.guard)]);
+        let arena = plan.workspace.step + plan.workspace.carry;
+        let workspace = ledger.reserve(Tier::Host, Class::Workspace, "workspace", arena)?;
         let leased = |c: Component| plan.weights.iter().any(|w| w.component == c && w.residency == Residency::Leased);
         let weights = Weights::open(ck, bounds, |c| !leased(c), &ledger, dev.as_mut(), on_progress)?;
         let state = State::new(&family.state(&plan.kv), limits(&plan), &ledger, dev.as_mut())?;
-        let rows = limits(&plan).rows;
-        let paid = ledger.reserve(Tier::Host, Class::Workspace, "row choice", rows as u64 * 4)?;
-        let pick = View::dense(dev.alloc(paid)?, Act::I32, rows, 1);
-        Ok(Executor { family, weights, arrivals: None, state, dev, ledger, plan, pick })
+        let paid = ledger.reserve(Tier::Host, Class::Workspace, "row choice", pick_bytes(&plan))?;
+        let pick = View::dense(dev.alloc(paid)?, Act::I32, limits(&plan).rows, 1);
+        Ok(Executor { family, weights, arrivals: None, state, dev, ledger, plan, pick, _workspace: workspace })
     }
     /// What it serves.
     pub fn family(&self) -> &dyn Family {

@@ -88,7 +88,7 @@ pub fn plan(family: &dyn Family, bounds: &[Bound], ask: &Ask, on: &Backend) -> R
             return Ok(p);
         }
         if ask.context.is_some() || context <= 256 {
-            let fixed = p.resident_bytes() + p.workspace.step + p.workspace.carry;
+            let fixed = p.total_bytes() - p.kv_bytes - p.state_bytes;
             let advice = if fixed > ask.guard {
                 format!("weights and workspace alone take {fixed}; a smaller model or quantisation is needed")
             } else {
@@ -113,19 +113,25 @@ fn at_context(family: &dyn Family, bounds: &[Bound], ask: &Ask, on: &Backend, co
         kv_bytes: 0,
         state_bytes: 0,
         workspace: RegionSizes::default(),
+        row_bytes: 0,
         guard: ask.guard,
     };
     let decls = family.state(&p.kv);
     let bytes = State::bytes(&decls, limits(&p));
     (p.kv_bytes, p.state_bytes) = (bytes.kv, bytes.state);
     p.workspace = measure(family, bounds, &p, ask.logit_rows, on)?;
-    p.workspace.carry += bytes.rows;
+    p.row_bytes = bytes.rows + pick_bytes(&p);
     Ok(p)
 }
 
 /// The limits of the state that a plan describes.
 pub fn limits(p: &Plan) -> Limits {
     Limits { context: p.context, parallel: p.parallel, rows: p.chunk.max(p.few), few: p.few }
+}
+
+/// Bytes of the list of rows that give logits.
+pub fn pick_bytes(p: &Plan) -> u64 {
+    limits(p).rows as u64 * 4
 }
 
 /// Runs the widest prefill and decode passes on shapes alone.

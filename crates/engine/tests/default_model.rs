@@ -39,6 +39,16 @@ fn it_is_as_good_as_four_bits_let_it_be() {
     assert!(tally.top1_agreement() > 0.85, "top-1 agreement {}", tally.top1_agreement());
 }
 
+/// Used where it lies, as in the program, it costs what the plan says and nothing is copied.
+#[test]
+fn embedded_bytes_are_counted_and_used_in_place() {
+    let bytes: &'static [u8] = std::fs::read(path()).unwrap().leak();
+    let how = OpenOptions::default();
+    let model = Model::open(checkpoint::Source::Embedded(bytes), &how, &mut |_| {}).unwrap();
+    let (plan, usage) = (model.exec.plan(), model.exec.ledger().usage());
+    assert_eq!(usage[&memory::Tier::Host].reserved(), plan.total_bytes());
+}
+
 #[test]
 fn its_answers_follow_seed_and_defaults() {
     let mut model = open(Ask::default());

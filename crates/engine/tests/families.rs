@@ -255,6 +255,7 @@ fn the_ledger_holds_what_the_plan_says() {
     assert_eq!(host.by_class[&memory::Class::Weights], plan.resident_bytes());
     assert_eq!(host.by_class[&memory::Class::Kv], plan.kv_bytes);
     assert_eq!(host.by_class[&memory::Class::State], plan.state_bytes);
+    assert_eq!(host.reserved(), plan.total_bytes(), "weights, history, state and workspace are all there is");
 }
 
 #[test]

@@ -83,6 +83,8 @@ pub struct Plan {
     pub state_bytes: u64,
     /// X: the exact peak of the arena.
     pub workspace: RegionSizes,
+    /// The rest of X: ids, positions and tables of a step's rows, at fixed addresses.
+    pub row_bytes: u64,
     /// Most bytes that may be reserved.
     pub guard: u64,
 }
@@ -94,6 +96,7 @@ impl Plan {
     }
     /// W + K + S + X.
     pub fn total_bytes(&self) -> u64 {
-        self.resident_bytes() + self.kv_bytes + self.state_bytes + self.workspace.step + self.workspace.carry
+        let x = self.workspace.step + self.workspace.carry + self.row_bytes;
+        self.resident_bytes() + self.kv_bytes + self.state_bytes + x
     }
 }

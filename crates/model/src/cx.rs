@@ -123,12 +123,35 @@ impl Cx<'_> {
             cx.linear_add(out, y, m.down, class)
         })
     }
+    /// `logits = norm(x[pick]) w^T`.
+    pub fn head(&mut self, x: View, pick: View, h: &Head, logits: View, class: RowClass) -> Result<()> {
+        let w = if self.w.has(h.own) { h.own } else { h.tied };
+        self.scope(|cx| {
+            let rows = cx.take(pick.rows, x.cols)?;
+            cx.dev.run(Op::GatherRows { out: rows, x, rows: pick })?;
+            cx.rms_norm_in(rows, h.norm, h.eps)?;
+            cx.linear_into(logits, rows, w, class)
+        })
+    }
     fn glu(&mut self, x: View, m: &Mlp, class: RowClass) -> Result<View> {
         let gate = self.linear(x, m.gate, class)?;
         let up = self.linear(x, m.up, class)?;
         self.dev.run(Op::Glu { out: gate, gate, up, glu: m.glu })?;
         Ok(gate)
     }
+}
+
+/// A final norm and the matrix behind it.
+#[derive(Copy, Clone, Debug)]
+pub struct Head {
+    /// The norm.
+    pub norm: WId,
+    /// Added to the mean of squares.
+    pub eps: f32,
+    /// The output matrix, where the checkpoint has one of its own.
+    pub own: WId,
+    /// The embedding, used where it has none.
+    pub tied: WId,
 }
 
 /// A rotation, with its frequencies among the weights.

@@ -9,14 +9,14 @@
 //! Qwen2 differs by the biases of q, k and v. GGUF files of `llama` permute the rows of q and k, so that rope pairs
 //! adjacent columns there; all other files pair halves.
 
-use crate::cx::{Cx, Mlp, RopeOf};
+use crate::cx::{Cx, Head, Mlp, RopeOf};
 use crate::error::Result;
 use crate::family::{Carry, Family, Spec};
 use crate::keys::Keys;
 use crate::rope::frequencies;
 use crate::want::{Export, Want, Wants};
 use checkpoint::Meta;
-use device::{Glu, Op, Pairing, RowClass, Rows, View};
+use device::{Glu, Pairing, RowClass, Rows, View};
 use memory::{Component, KvSpec};
 use state::{Decl, Stream};
 use weights::{ExpertSource, WId};
@@ -47,8 +47,7 @@ pub struct Llama {
     cfg: Config,
     embed: WId,
     layers: Vec<Layer>,
-    norm: WId,
-    head: WId,
+    head: Head,
     wants: Vec<Want>,
 }
 
@@ -89,9 +88,10 @@ impl Llama {
         let biased = c.arch() == "qwen2" || c.opt_bool("attention_bias", "attention.bias").unwrap_or(false);
         let layers = (0..spec.n_layers).map(|l| layer(&mut w, l, &spec, &cfg, biased)).collect();
         let norm = w.vec(Component::Core, spec.hidden, "output_norm.weight", "~norm.weight");
-        let head = w.mat(Component::Head, spec.vocab, spec.hidden, "output.weight", "lm_head.weight");
+        let own = w.mat(Component::Head, spec.vocab, spec.hidden, "output.weight", "lm_head.weight");
         w.optional();
-        Ok(Llama { spec, cfg, embed, layers, norm, head, wants: w.finish() })
+        let head = Head { norm, eps: cfg.eps, own, tied: embed };
+        Ok(Llama { spec, cfg, embed, layers, head, wants: w.finish() })
     }
 }
 
@@ -190,13 +190,7 @@ impl Family for Llama {
         })
     }
     fn head(&self, cx: &mut Cx, r: &Rows, pick: View, x: &Carry, logits: View) -> Result<()> {
-        let head = if cx.w.has(self.head) { self.head } else { self.embed };
-        cx.scope(|cx| {
-            let last = cx.take(pick.rows, self.spec.hidden)?;
-            cx.dev.run(Op::GatherRows { out: last, x: x.streams[0], rows: pick })?;
-            cx.rms_norm_in(last, self.norm, self.cfg.eps)?;
-            cx.linear_into(logits, last, head, r.class)
-        })
+        cx.head(x.streams[0], pick, &self.head, logits, r.class)
     }
 }
 

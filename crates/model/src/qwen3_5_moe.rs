@@ -12,7 +12,7 @@
 //! key head `j / (n_v / n_k)` in safetensors files and `j % n_k` in GGUF files, whose value heads are reordered.
 //! Text positions are the same in all three axes of the interleaved multi-axis rope, so it is plain rope here.
 
-use crate::cx::{Cx, GdnIn, Mlp, RopeOf};
+use crate::cx::{Cx, GdnIn, Head, Mlp, RopeOf};
 use crate::error::Result;
 use crate::family::{Carry, Family, Spec};
 use crate::keys::Keys;
@@ -20,7 +20,7 @@ use crate::moe::{self, Moe};
 use crate::rope::frequencies;
 use crate::want::{Experts, Export, Want, Wants};
 use checkpoint::Meta;
-use device::{ActFn, GdnShape, Glu, KeyHeadRule, Op, Pairing, Router, RouterScore, Rows, View};
+use device::{ActFn, GdnShape, Glu, KeyHeadRule, Pairing, Router, RouterScore, Rows, View};
 use memory::{Component, KvSpec};
 use state::{Decl, Stream};
 use weights::{Canon, ExpertSource, Proj, WId};
@@ -81,8 +81,7 @@ pub struct Qwen35Moe {
     cfg: Config,
     embed: WId,
     layers: Vec<Block>,
-    norm: WId,
-    head: WId,
+    head: Head,
     wants: Vec<Want>,
 }
 
@@ -124,12 +123,13 @@ impl Qwen35Moe {
             })
             .collect();
         let norm = w.vec_as(Component::Core, spec.hidden, "output_norm.weight", "~norm.weight", Canon::PlusOne);
-        let head = w.mat(Component::Head, spec.vocab, spec.hidden, "output.weight", "lm_head.weight");
+        let own = w.mat(Component::Head, spec.vocab, spec.hidden, "output.weight", "lm_head.weight");
         w.optional();
+        let head = Head { norm, eps: cfg.eps, own, tied: embed };
         if mtp_layers > 0 {
             predictor(&mut w, n_layers, &spec, &cfg);
         }
-        Ok(Qwen35Moe { spec, cfg, embed, layers, norm, head, wants: w.finish() })
+        Ok(Qwen35Moe { spec, cfg, embed, layers, head, wants: w.finish() })
     }
 }
 
@@ -414,13 +414,7 @@ impl Family for Qwen35Moe {
         moe::drive(cx, l, r, ex, &self.cfg.moe, &mut Ffn { w, x, r, eps: self.cfg.eps })
     }
     fn head(&self, cx: &mut Cx, r: &Rows, pick: View, x: &Carry, logits: View) -> Result<()> {
-        let head = if cx.w.has(self.head) { self.head } else { self.embed };
-        cx.scope(|cx| {
-            let last = cx.take(pick.rows, self.spec.hidden)?;
-            cx.dev.run(Op::GatherRows { out: last, x: x.streams[0], rows: pick })?;
-            cx.rms_norm_in(last, self.norm, self.cfg.eps)?;
-            cx.linear_into(logits, last, head, r.class)
-        })
+        cx.head(x.streams[0], pick, &self.head, logits, r.class)
     }
 }
 

@@ -98,33 +98,36 @@ fn an_existing_file_is_not_replaced_unasked_and_a_failure_leaves_none() {
     assert!(!nowhere.exists());
 }
 
-/// Kernels quantise activations that meet block formats. Against the same weights in f32, which they never quantise for:
-/// at most 0.005 nats, and 99 of 100 likeliest tokens the same.
-#[test]
-#[ignore = "minutes in a dev build: cargo nextest run --cargo-profile release --profile long --run-ignored only"]
-fn quantised_activations_cost_next_to_nothing() {
-    let model = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/snug-tiny-moe.gguf"));
-    let out = tempfile::tempdir().unwrap();
-    let exact = out.path().join("f32.gguf");
-    to(model, &exact, "f32", &[]);
-    let gate = testkit::gate("tiny_moe").unwrap();
-    let (mut rows, mut same, mut delta) = (0, 0, 0.0);
-    for w in &gate.windows {
-        let (a, b) = (logits(model, &w.ids), logits(&exact, &w.ids));
-        let v = a.len() / w.ids.len();
-        for (i, (a, b)) in a.chunks_exact(v).zip(b.chunks_exact(v)).enumerate().take(w.ids.len() - 1) {
-            rows += 1;
-            same += usize::from(engine::argmax(a) == engine::argmax(b));
-            delta += nll(a, w.ids[i + 1]) - nll(b, w.ids[i + 1]);
-        }
-    }
-    let (delta, share) = (delta / rows as f64, same as f64 / rows as f64);
-    println!("rows {rows}  delta-NLL {delta:+.5}  top-1 agreement {share:.4}");
-    assert!(rows > 4000 && delta <= 0.005 && share >= 0.99, "{rows} rows, {delta} nats, {share} the same");
-}
+mod long {
+    use super::*;
 
-fn nll(logits: &[f32], id: u32) -> f64 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
-    let sum: f64 = logits.iter().map(|&x| (x as f64 - max).exp()).sum();
-    max + sum.ln() - logits[id as usize] as f64
+    /// Kernels quantise activations that meet block formats. Against the same weights in f32, which they never quantise for:
+    /// at most 0.005 nats, and 99 of 100 likeliest tokens the same.
+    #[test]
+    fn quantised_activations_cost_next_to_nothing() {
+        let model = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/snug-tiny-moe.gguf"));
+        let out = tempfile::tempdir().unwrap();
+        let exact = out.path().join("f32.gguf");
+        to(model, &exact, "f32", &[]);
+        let gate = testkit::gate("tiny_moe").unwrap();
+        let (mut rows, mut same, mut delta) = (0, 0, 0.0);
+        for w in &gate.windows {
+            let (a, b) = (logits(model, &w.ids), logits(&exact, &w.ids));
+            let v = a.len() / w.ids.len();
+            for (i, (a, b)) in a.chunks_exact(v).zip(b.chunks_exact(v)).enumerate().take(w.ids.len() - 1) {
+                rows += 1;
+                same += usize::from(engine::argmax(a) == engine::argmax(b));
+                delta += nll(a, w.ids[i + 1]) - nll(b, w.ids[i + 1]);
+            }
+        }
+        let (delta, share) = (delta / rows as f64, same as f64 / rows as f64);
+        println!("rows {rows}  delta-NLL {delta:+.5}  top-1 agreement {share:.4}");
+        assert!(rows > 4000 && delta <= 0.005 && share >= 0.99, "{rows} rows, {delta} nats, {share} the same");
+    }
+
+    fn nll(logits: &[f32], id: u32) -> f64 {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
+        let sum: f64 = logits.iter().map(|&x| (x as f64 - max).exp()).sum();
+        max + sum.ln() - logits[id as usize] as f64
+    }
 }

@@ -61,6 +61,14 @@ pub enum Error {
     /// The model has no chat template, and none can be assumed.
     #[error("the model has no chat template and its vocabulary has no <|im_start|>; give one, or use plain completion")]
     NoTemplate,
+    /// A message of the conversation cannot be used.
+    #[error("messages[{index}]: {what}")]
+    Message {
+        /// Its index, from 0.
+        index: usize,
+        /// What is wrong with it.
+        what: String,
+    },
 }
 
 impl Error {

@@ -9,6 +9,7 @@
 mod detokenizer;
 pub mod dialect;
 mod error;
+mod history;
 mod rendered;
 mod stop;
 mod template;
@@ -16,6 +17,7 @@ mod tokenizer;
 
 pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};
+pub use history::{History, RAW_ARGUMENTS};
 pub use rendered::Rendered;
 pub use stop::{StopHit, StopMatcher};
 pub use template::{ChatTemplate, Prompt};

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::experts::{ExpertSource, LayerExperts, ResidentExperts};
 use checkpoint::{ByteRange, Checkpoint, Format};
 use device::{Buf, Device, Layout, Mat, MatSet, Meter};
-use memory::{Class, Component, Ledger, Tier};
+use memory::{Class, Component, Ledger, Reservation, Tier};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -64,6 +64,8 @@ impl Resident {
 pub struct Weights {
     resident: Resident,
     experts: ResidentExperts,
+    /// What pays for bytes that are used where they lie in the program.
+    _borrowed: Vec<Reservation>,
 }
 
 impl Weights {
@@ -82,15 +84,16 @@ impl Weights {
     ) -> Result<Self> {
         let bounds: Vec<&Bound> = bounds.iter().filter(|b| wanted(b.component)).collect();
         let total = bounds.iter().map(|b| b.loaded_bytes()).sum();
-        let mut loader = Loader { ck, ledger, dev, whole: HashMap::new() };
+        let mut loader = Loader { ck, ledger, dev, whole: HashMap::new(), borrowed: Vec::new() };
         let mut progress = Progress { done: 0, total };
-        Self::place(&bounds, |b| {
+        let placed = Self::place(&bounds, |b| {
             on_progress(progress);
             let planes = loader.bring(b);
             progress.done += b.loaded_bytes();
             on_progress(progress);
             planes
-        })
+        })?;
+        Ok(Weights { _borrowed: loader.borrowed, ..placed })
     }
 
     /// The same parameters before anything is read: handles to bytes nobody holds, for dry runs.
@@ -125,7 +128,7 @@ impl Weights {
             resident.slots.insert(b.id, slot);
         }
         let layers = sets.into_iter().filter_map(|(l, s)| Some((l, assemble(&s)?))).collect();
-        Ok(Weights { resident, experts: ResidentExperts { layers } })
+        Ok(Weights { resident, experts: ResidentExperts { layers }, _borrowed: Vec::new() })
     }
 
     /// The resident parameters.
@@ -161,6 +164,7 @@ struct Loader<'a> {
     dev: &'a mut dyn Device,
     /// Tensors that hold more than one parameter (fused gate and up) are brought once.
     whole: HashMap<ByteRange, Buf>,
+    borrowed: Vec<Reservation>,
 }
 
 impl Loader<'_> {
@@ -178,8 +182,12 @@ impl Loader<'_> {
         }
     }
 
+    fn pay(&self, bytes: u64) -> Result<Reservation> {
+        Ok(self.ledger.reserve(Tier::Host, Class::Weights, "weights", bytes)?)
+    }
+
     fn alloc(&mut self, bytes: u64) -> Result<Buf> {
-        let paid = self.ledger.reserve(Tier::Host, Class::Weights, "weights", bytes)?;
+        let paid = self.pay(bytes)?;
         Ok(self.dev.alloc(paid)?)
     }
 
@@ -189,7 +197,11 @@ impl Loader<'_> {
         }
         let borrowed = self.ck.embedded(r).and_then(|bytes| self.dev.borrow(bytes));
         let buf = match borrowed {
-            Some(b) => b,
+            Some(b) => {
+                let paid = self.pay(r.len)?;
+                self.borrowed.push(paid);
+                b
+            }
             None => {
                 let b = self.alloc(r.len)?;
                 self.fill(b, r)?;
