@@ -10,7 +10,7 @@ use crate::resolve;
 use device::Profile;
 use engine::open::Opened;
 use engine::plan::{decode_weight_bytes, history_bytes};
-use engine::{Executor, Model, Wanted, machine};
+use engine::{Executor, Model, SeqId, Wanted, machine};
 use memory::KvFormat;
 use serde::Serialize;
 use std::sync::atomic::AtomicBool;
@@ -85,7 +85,7 @@ fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> any
 fn behind(
     exec: &mut Executor,
     depth: u32,
-    f: impl FnOnce(&mut Executor, state::SeqId) -> engine::Result<()>,
+    f: impl FnOnce(&mut Executor, SeqId) -> engine::Result<()>,
 ) -> anyhow::Result<Duration> {
     let seq = exec.open()?;
     exec.fill(seq, depth, SEED)?;
