@@ -72,6 +72,8 @@ pub trait Device: Send {
     fn read(&mut self, src: Buf, dst: &mut [u8]) -> Result<()>;
     /// Tells which role the rows of the coming ops have. Only devices that measure listen.
     fn step_begins(&mut self, _class: RowClass) {}
+    /// Tells that what follows belongs to no step.
+    fn step_ends(&mut self) {}
     /// Runs a checked op with its scratch. Call [`run`](trait.Device.html#method.run) instead.
     fn enqueue(&mut self, op: &Op, scratch: Buf) -> Result<()>;
     /// Opens a graph.

@@ -19,7 +19,7 @@ pub struct Profile(Arc<Mutex<Counts>>);
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// Role of the rows under way; nothing is counted before the first step.
+    /// Role of the rows under way; nothing is counted outside steps.
     class: Option<RowClass>,
     entries: Vec<Entry>,
 }
@@ -131,6 +131,10 @@ impl<D: Device> Device for Profiled<D> {
         self.profile.counts().class = Some(class);
         self.dev.step_begins(class);
     }
+    fn step_ends(&mut self) {
+        self.profile.counts().class = None;
+        self.dev.step_ends();
+    }
     fn enqueue(&mut self, op: &Op, scratch: Buf) -> Result<()> {
         let begun = Instant::now();
         let done = self.dev.enqueue(op, scratch);
@@ -215,6 +219,8 @@ mod tests {
         for class in [RowClass::Many, RowClass::Few, RowClass::Few] {
             dev.step_begins(class);
             linear(&mut dev, w, class).unwrap();
+            dev.step_ends();
+            dev.write(w, &[0; 128]).unwrap();
         }
         let all = begun.elapsed();
         let got = profile.take();

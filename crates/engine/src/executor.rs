@@ -253,7 +253,9 @@ impl Executor {
             None => own,
         };
         let p = Pass { family: self.family.as_ref(), resident, state: &self.state, rows: &rows, pick, graph };
-        match pass(self.dev.as_mut(), p, experts) {
+        let done = pass(self.dev.as_mut(), p, experts);
+        self.dev.step_ends();
+        match done {
             Ok(logits) => {
                 let accepted = accept(logits.as_deref().unwrap_or_default());
                 self.state.commit(append, &accepted)?;

@@ -36,6 +36,8 @@ pub enum Command {
     Tokenize(TokenizeArgs),
     /// Write a model as a GGUF file in another type
     Quantize(QuantizeArgs),
+    /// Write a model of a real geometry with random weights
+    Synth(SynthArgs),
     /// List the models in the store
     List(ListArgs),
     /// Measure how fast a model reads and answers
@@ -278,6 +280,57 @@ pub struct QuantizeArgs {
     /// Replace OUT if it exists
     #[arg(long)]
     pub force: bool,
+}
+
+/// `snug synth`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Geometries: smollm2-135m, llama-3.2-1b, qwen3.6-35b-a3b. For measuring speed and planning: what such a
+model says means nothing. The same seed gives the same bytes.
+
+Examples:
+  snug synth smollm2-135m small.gguf --type q4_0
+  snug synth qwen3.6-35b-a3b slice.gguf --type q4_k --layers 8
+  snug synth qwen3.6-35b-a3b plan.gguf --sparse"
+)]
+pub struct SynthArgs {
+    /// Which model's sizes
+    pub geometry: String,
+    /// The file to write, with --format hf the directory
+    pub out: PathBuf,
+    /// Layers [default: the geometry's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub layers: Option<u32>,
+    /// Routed experts of a layer [default: the geometry's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub experts: Option<u32>,
+    /// Length of the vocabulary [default: the geometry's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub vocab: Option<u32>,
+    /// Type of the matrices [default: q4_0, with --format hf bf16]
+    #[arg(long = "type", value_name = "TYPE", value_parser = parse_type)]
+    pub to: Option<DType>,
+    /// Kind of file
+    #[arg(long, value_enum, default_value_t = Container::Gguf)]
+    pub format: Container,
+    /// Leave a hole where the weights would be: to look at and plan with, not to run
+    #[arg(long)]
+    pub sparse: bool,
+    /// Key of the weights
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Replace OUT if it exists
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Containers by name.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Container {
+    /// One file
+    Gguf,
+    /// A Hugging Face directory with safetensors
+    Hf,
 }
 
 /// `snug list`.

@@ -46,7 +46,8 @@ pub fn unpack_scales(s: &[u8; 12]) -> [(u8, u8); 8] {
     })
 }
 
-fn pack_scales(pairs: &[(u8, u8); 8]) -> [u8; 12] {
+/// The inverse of [`unpack_scales`]; both numbers of a pair are at most 63.
+pub fn pack_scales(pairs: &[(u8, u8); 8]) -> [u8; 12] {
     std::array::from_fn(|i| match i {
         0..4 => pairs[i].0 & 63 | (pairs[i + 4].0 >> 4) << 6,
         4..8 => pairs[i - 4].1 & 63 | (pairs[i].1 >> 4) << 6,

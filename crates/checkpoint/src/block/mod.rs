@@ -18,7 +18,7 @@ use half::f16;
 use crate::DType;
 
 pub use iq4::{BlockIq4Nl, BlockIq4Xs, IQ4_VALUES};
-pub use k4k5::{BlockQ4K, BlockQ5K, unpack_scales};
+pub use k4k5::{BlockQ4K, BlockQ5K, pack_scales, unpack_scales};
 pub use k6::BlockQ6K;
 pub use mxfp4::{BlockMxfp4, E2M1_VALUES};
 pub use q4::{BlockQ4_0, BlockQ4_1};

@@ -12,7 +12,7 @@ mod write;
 
 pub(crate) use header::parse;
 pub(crate) use split::{SplitName, open_set};
-pub use write::{NewTensor, TensorWriter, write_gguf, write_gguf_to};
+pub use write::{NewTensor, TensorWriter, write_gguf, write_gguf_hole, write_gguf_to};
 pub(crate) use write::{Plan, atomically, write_error};
 
 /// Alignment of tensor data when the file does not say.

@@ -123,7 +123,21 @@ pub fn write_gguf<E: From<Error>>(
     tensors: &[NewTensor],
     fill: impl FnMut(usize, &mut TensorWriter<'_>) -> Result<(), E>,
 ) -> Result<(), E> {
-    atomically(out, |w, file| write_to(w, file, meta, tensors, fill))
+    atomically(out, |w, file| write_to(w, file, meta, tensors, fill).map(|()| 0))
+}
+
+/// As [`write_gguf`] without any data: behind the header comes a hole of the right length, which reads as zeros and takes no room on the disk. The file can
+/// be opened, listed and planned for; its weights are nothing.
+///
+/// # Errors
+/// As [`write_gguf`].
+pub fn write_gguf_hole(out: &Path, meta: &Meta, tensors: &[NewTensor]) -> Result<()> {
+    atomically(out, |w, file| {
+        let (plan, alignment) = (Plan::of(file, tensors)?, alignment(file, meta)?);
+        w.write_all(&head(file, meta, tensors, &plan, alignment)?).map_err(write_error(file))?;
+        // The header has checked that the sum fits.
+        Ok(plan.lens.iter().map(|len| len.next_multiple_of(alignment)).sum())
+    })
 }
 
 /// As [`write_gguf`], to any writer, for instance a `Vec<u8>`.
@@ -146,13 +160,7 @@ fn write_to<E: From<Error>>(
     tensors: &[NewTensor],
     mut fill: impl FnMut(usize, &mut TensorWriter<'_>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let plan = Plan::of(file, tensors)?;
-    let alignment = match meta.u64("general.alignment")? {
-        Some(a) => {
-            check_alignment(a).map_err(|why| Error::Key { file: file.clone(), key: "general.alignment".into(), why })?
-        }
-        None => ALIGNMENT,
-    };
+    let (plan, alignment) = (Plan::of(file, tensors)?, alignment(file, meta)?);
     let head = head(file, meta, tensors, &plan, alignment)?;
     out.write_all(&head).map_err(write_error(file))?;
     for (i, (t, len)) in tensors.iter().zip(plan.lens).enumerate() {
@@ -162,6 +170,14 @@ fn write_to<E: From<Error>>(
         pad(out, len, alignment).map_err(write_error(file))?;
     }
     Ok(())
+}
+
+fn alignment(file: &FileName, meta: &Meta) -> Result<u64> {
+    let bad = |why| Error::Key { file: file.clone(), key: "general.alignment".into(), why };
+    match meta.u64("general.alignment")? {
+        Some(a) => check_alignment(a).map_err(bad),
+        None => Ok(ALIGNMENT),
+    }
 }
 
 fn pad(out: &mut dyn Write, len: u64, alignment: u64) -> io::Result<()> {
@@ -206,10 +222,11 @@ fn head(file: &FileName, meta: &Meta, tensors: &[NewTensor], plan: &Plan, alignm
     Ok(h)
 }
 
-/// Runs `write` on a temporary file in the directory of `out`, makes it durable and gives it its name.
+/// Runs `write` on a temporary file in the directory of `out`, makes it durable and gives it its name. What `write` returns is the length of the hole that
+/// ends the file.
 pub(crate) fn atomically<E: From<Error>>(
     out: &Path,
-    write: impl FnOnce(&mut dyn Write, &FileName) -> Result<(), E>,
+    write: impl FnOnce(&mut dyn Write, &FileName) -> Result<u64, E>,
 ) -> Result<(), E> {
     let file: FileName = out.display().to_string().into();
     let io = |action| {
@@ -223,8 +240,12 @@ pub(crate) fn atomically<E: From<Error>>(
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     let temp = builder.tempfile_in(dir).map_err(io("create a file beside"))?;
     let mut w = BufWriter::with_capacity(1 << 20, temp);
-    write(&mut w, &file)?;
+    let hole = write(&mut w, &file)?;
     let temp = w.into_inner().map_err(|e| io("write")(e.into_error()))?;
+    if hole > 0 {
+        let end = temp.as_file().metadata().map_err(io("write"))?.len().saturating_add(hole);
+        temp.as_file().set_len(end).map_err(io("extend"))?;
+    }
     temp.as_file().sync_all().map_err(io("write"))?;
     temp.persist(out).map_err(|e| io("name")(e.error))?;
     Ok(())

@@ -9,4 +9,4 @@ mod write;
 
 pub(crate) use header::{TYPES, parse};
 pub(crate) use index::{INDEX, open_shards};
-pub use write::{write_safetensors, write_safetensors_to};
+pub use write::{write_safetensors, write_safetensors_hole, write_safetensors_to};

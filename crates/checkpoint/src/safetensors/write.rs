@@ -21,7 +21,20 @@ pub fn write_safetensors<E: From<Error>>(
     tensors: &[NewTensor],
     fill: impl FnMut(usize, &mut TensorWriter<'_>) -> Result<(), E>,
 ) -> Result<(), E> {
-    atomically(out, |w, file| write_to(w, file, metadata, tensors, fill))
+    atomically(out, |w, file| write_to(w, file, metadata, tensors, fill).map(|()| 0))
+}
+
+/// As [`write_safetensors`] without any data, as [`crate::write_gguf_hole`] does for GGUF.
+///
+/// # Errors
+/// As [`write_safetensors`].
+pub fn write_safetensors_hole(out: &Path, metadata: &[(&str, &str)], tensors: &[NewTensor]) -> Result<()> {
+    atomically(out, |w, file| {
+        let plan = Plan::of(file, tensors)?;
+        w.write_all(&head(file, metadata, tensors, &plan)?).map_err(crate::gguf::write_error(file))?;
+        // The header has checked that the sum fits.
+        Ok(plan.lens.iter().sum())
+    })
 }
 
 /// As [`write_safetensors`], to any writer.

@@ -9,6 +9,7 @@ mod logits;
 mod profile;
 mod quantize;
 mod run;
+mod synth;
 mod tokenize;
 
 use crate::args::{Cli, Command};
@@ -26,6 +27,7 @@ pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
         Command::Logits(a) => logits::run(&a, v),
         Command::Tokenize(a) => tokenize::run(&a),
         Command::Quantize(a) => quantize::run(&a),
+        Command::Synth(a) => synth::run(&a),
         Command::List(a) => list::run(&a),
         Command::Bench(a) => bench::run(&a, v),
     }

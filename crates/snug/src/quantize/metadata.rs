@@ -42,17 +42,17 @@ pub fn describe(meta: &mut Meta, from: &Meta) {
 /// What follows from the tensors, and what the user wants set.
 pub fn finish(meta: &mut Meta, jobs: &[Job], how: &Options) {
     meta.set("general.quantization_version", 2u32);
-    meta.set("general.file_type", file_type(jobs));
+    meta.set("general.file_type", file_type(jobs.iter().map(|j| (j.to, j.bytes()))));
     for (key, value) in &how.meta {
         meta.set(key, value.as_str());
     }
 }
 
-/// GGUF's number for the type that most bytes have (llama.cpp's `llama_ftype`).
-fn file_type(jobs: &[Job]) -> u32 {
+/// GGUF's number for the type that most bytes have (llama.cpp's `llama_ftype`), from each tensor's type and bytes.
+pub fn file_type(tensors: impl Iterator<Item = (DType, u64)>) -> u32 {
     let mut by: HashMap<DType, u64> = HashMap::new();
-    for j in jobs {
-        *by.entry(j.to).or_default() += j.bytes();
+    for (dtype, bytes) in tensors {
+        *by.entry(dtype).or_default() += bytes;
     }
     match by.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(t, _)| t) {
         Some(DType::F16) => 1,

@@ -13,9 +13,13 @@ mod vocab;
 
 use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, Container, DType, Meta, NewTensor, write_gguf};
+pub(crate) use kinds::choose;
 pub use kinds::{Rule, Rules, parse_type};
+pub(crate) use metadata::file_type;
 use std::path::Path;
 use tensors::Job;
+pub(crate) use tensors::divisors;
+pub(crate) use vocab::export as export_vocab;
 
 /// What to do.
 #[derive(Clone, Debug)]
@@ -80,10 +84,16 @@ fn from_hf(ck: &Checkpoint, how: &Options) -> Result<(Meta, Vec<Job>)> {
     let family = model::open(ck)?;
     let bounds = model::bind(family.as_ref(), ck)?;
     let jobs = tensors::from_family(family.as_ref(), &bounds, how)?;
-    let mut meta = Meta::gguf();
-    family.export(&mut meta);
+    let mut meta = hf_metadata(family.as_ref(), ck);
     metadata::without_predictor(&mut meta, family.spec(), &bounds);
-    metadata::describe(&mut meta, ck.meta());
     vocab::export(&mut meta, ck.meta(), family.spec().vocab)?;
     Ok((meta, jobs))
+}
+
+/// The configuration of a safetensors directory as GGUF keys, all but the vocabulary.
+pub(crate) fn hf_metadata(family: &dyn model::Family, ck: &Checkpoint) -> Meta {
+    let mut meta = Meta::gguf();
+    family.export(&mut meta);
+    metadata::describe(&mut meta, ck.meta());
+    meta
 }

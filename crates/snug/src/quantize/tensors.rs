@@ -91,7 +91,7 @@ fn job(want: &Want, b: &Bound, how: &Options) -> Result<Option<Job>> {
 }
 
 /// Rope frequencies as the divisors a GGUF keeps, `None` where there is nothing to divide.
-fn divisors(export: Export, freqs: &[f32]) -> Option<Vec<f32>> {
+pub fn divisors(export: Export, freqs: &[f32]) -> Option<Vec<f32>> {
     let Export::Divisors { theta, dims } = export else { return None };
     let by: Vec<f32> = model::rope::plain(theta, dims).zip(freqs).map(|(plain, f)| plain / f).collect();
     by.iter().any(|&d| d != 1.0).then_some(by)

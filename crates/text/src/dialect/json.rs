@@ -342,7 +342,9 @@ mod tests {
             let v = Value::Array(vec![v]);
             let text = if pretty { serde_json::to_string_pretty(&v) } else { serde_json::to_string(&v) }.unwrap();
             prop_assert_eq!(scan(&text).1, Step::Done);
-            prop_assert_eq!(serde_json::from_str::<Value>(&scan(&text).0).unwrap(), v);
+            // Compared as parsed text: the parser may round a printed float to its neighbour.
+            let parsed = |s: &str| serde_json::from_str::<Value>(s).unwrap();
+            prop_assert_eq!(parsed(&scan(&text).0), parsed(&text));
         }
 
         #[test]

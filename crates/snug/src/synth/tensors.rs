@@ -1,0 +1,155 @@
+//! The tensors of a family with what is drawn into them, by the names either kind of file has.
+
+use super::draw::{Stream, noise};
+use super::{Format, Wrong};
+use crate::quantize::{choose, divisors};
+use checkpoint::{DType, NewTensor, TensorWriter};
+use memory::Component;
+use model::Family;
+use model::want::{Lies, Place, Want};
+use rayon::prelude::*;
+use weights::{Canon, Role};
+
+/// Elements drawn together, a multiple of every block's.
+const PIECE: u64 = 1 << 16;
+/// Pieces in memory at a time.
+const PIECES: u64 = 32;
+
+/// One tensor to write.
+pub struct Job {
+    /// Its name, type and shape.
+    pub new: NewTensor,
+    /// Whether the type is not the one that was asked for.
+    pub substituted: bool,
+    fill: Fill,
+}
+
+/// What is drawn.
+enum Fill {
+    /// Values of mean 0 and this standard deviation.
+    Noise(f32),
+    /// The same value throughout.
+    Constant(f32),
+    /// Decays of recurrent layers: `-A`, or `ln A` where it is stored so, with `A` between 1/50 and 1.
+    Decay { log: bool },
+    /// These.
+    Values(Vec<f32>),
+}
+
+impl Job {
+    /// Bytes of its data.
+    pub fn bytes(&self) -> u64 {
+        let k = self.new.shape.last().copied().unwrap_or(1);
+        let rows: u64 = self.new.shape.iter().rev().skip(1).product();
+        self.new.dtype.row_bytes(k).unwrap_or(0) * rows
+    }
+}
+
+/// All tensors. A model whose head is its embedding (`tied`) has no tensor for it, and none of those that real files of
+/// the family may leave out.
+///
+/// # Errors
+/// A type that this format cannot hold.
+pub fn jobs(family: &dyn Family, format: Format, to: DType, tied: bool) -> Result<Vec<Job>, Wrong> {
+    let safe = matches!(to, DType::F32 | DType::F16 | DType::BF16);
+    if format == Format::Hf && !safe {
+        return Err(Wrong(format!("safetensors files hold f32, f16 and bf16 here, not {to}; --format gguf holds it")));
+    }
+    let here = |w: &&Want| if w.component == Component::Head { !tied } else { !w.optional };
+    let wanted = family.tensors().iter().filter(here);
+    Ok(wanted.filter_map(|w| if format == Format::Gguf { gguf(w, to) } else { hf(w, to) }).collect())
+}
+
+fn gguf(w: &Want, to: DType) -> Option<Job> {
+    let place = w.gguf.first()?;
+    if let Some(freqs) = &w.fallback {
+        let by = divisors(w.export, freqs)?;
+        let new = NewTensor::new(&*place.name, DType::F32, &w.shape);
+        return Some(Job { new, substituted: false, fill: Fill::Values(by) });
+    }
+    let (dtype, substituted) = match w.role {
+        Role::Vector => (DType::F32, false),
+        _ => choose(&place.name, &w.shape, DType::F32, to, &Vec::new()),
+    };
+    Some(Job { new: NewTensor::new(&*place.name, dtype, &w.shape), substituted, fill: fill(w, &place.canon) })
+}
+
+/// Experts are stacked, gate and up in one tensor, as newer checkpoints have them.
+fn hf(w: &Want, to: DType) -> Option<Job> {
+    let place = w.hf.iter().find(|p| p.shape != Lies::Each)?;
+    let mut shape = w.shape.clone();
+    match place.shape {
+        Lies::Half(0) => shape[1] *= 2,
+        Lies::Half(_) => return None,
+        Lies::Whole | Lies::Each => {}
+    }
+    let name = place.name.replace('~', "model.");
+    if name.ends_with("conv1d.weight") {
+        // A depthwise convolution: one input channel for each output channel.
+        shape.insert(1, 1);
+    }
+    Some(Job { new: NewTensor::new(name, to, &shape), substituted: false, fill: fill(w, &place.canon) })
+}
+
+/// Matrices keep the size of what they are given (a deviation of `1 / sqrt(k)`), norms are 1, biases small.
+fn fill(w: &Want, stored: &Canon) -> Fill {
+    let hf = |p: &Place| p.canon.clone();
+    let bias = w.gguf.first().is_some_and(|p| p.name.ends_with(".bias"));
+    match (w.hf.first().map(hf), w.shape.as_slice()) {
+        (Some(Canon::NegExp), _) => Fill::Decay { log: *stored == Canon::NegExp },
+        (_, [.., _, k]) => Fill::Noise(1.0 / (*k as f32).sqrt()),
+        _ if bias => Fill::Noise(0.02),
+        _ => Fill::Constant(if *stored == Canon::PlusOne { 0.0 } else { 1.0 }),
+    }
+}
+
+/// Streams one tensor's bytes; `wrote` gets the length of each piece.
+///
+/// # Errors
+/// Those of the file and of `wrote`.
+pub fn write(
+    job: &Job,
+    seed: u64,
+    w: &mut TensorWriter<'_>,
+    wrote: &mut dyn FnMut(u64) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let stream = Stream::of(seed, &job.new.name);
+    let elems: u64 = job.new.shape.iter().product();
+    let small: Vec<f32> = match &job.fill {
+        Fill::Noise(std) => return drawn(job, elems, *std, stream, w, wrote),
+        Fill::Constant(x) => vec![*x; elems as usize],
+        Fill::Decay { log } => (0..elems).map(|i| decay(stream.unit(i), *log)).collect(),
+        Fill::Values(v) => v.clone(),
+    };
+    w.floats(&small)?;
+    wrote(job.bytes())
+}
+
+fn decay(unit: f32, log: bool) -> f32 {
+    let a = (unit - 1.0) / 2.0 * 50f32.ln();
+    if log { a } else { -a.exp() }
+}
+
+fn drawn(
+    job: &Job,
+    elems: u64,
+    std: f32,
+    stream: Stream,
+    w: &mut TensorWriter<'_>,
+    wrote: &mut dyn FnMut(u64) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let dtype = job.new.dtype;
+    let piece = dtype.row_bytes(PIECE)? as usize;
+    let mut buf = vec![0; dtype.row_bytes(elems.min(PIECE * PIECES))? as usize];
+    let (mut left, mut first) = (job.bytes(), 0);
+    while left > 0 {
+        let part = &mut buf[..left.min(piece as u64 * PIECES) as usize];
+        let pieces = part.par_chunks_mut(piece).enumerate();
+        pieces.for_each(|(i, out)| noise(dtype, std, stream.piece(first + i as u64), out));
+        w.bytes(part)?;
+        left -= part.len() as u64;
+        first += PIECES;
+        wrote(part.len() as u64)?;
+    }
+    Ok(())
+}

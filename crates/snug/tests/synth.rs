@@ -1,0 +1,185 @@
+//! Checkpoints of real geometries: they load, compute finite logits through every layer, and are the same for a seed.
+
+mod common;
+
+use common::{snug, str};
+use engine::{Ask, Model, OpenOptions, Wanted};
+use snug::quantize::parse_type;
+use snug::synth::{Format, Options, Report, Resize, Stopped, synth};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+/// Real widths; few layers, experts and tokens, so that a test takes seconds.
+fn small(geometry: &str, to: &str) -> Options {
+    let experts = (geometry == "qwen3.6-35b-a3b").then_some(4);
+    Options {
+        geometry: geometry.into(),
+        resize: Resize { layers: Some(4), experts, vocab: Some(512) },
+        to: parse_type(to).unwrap(),
+        format: Format::Gguf,
+        sparse: false,
+        seed: 7,
+        force: false,
+    }
+}
+
+fn write(out: &Path, how: &Options) -> Report {
+    synth(out, how, &mut |_, _| true).unwrap()
+}
+
+fn logits(path: &Path) -> Vec<f32> {
+    let ask = Ask { logit_rows: 64, context: Some(128), ..Ask::default() };
+    let mut m = Model::open(path.to_path_buf(), &OpenOptions { ask, ..OpenOptions::default() }, &mut |_| {}).unwrap();
+    let seq = m.exec.open().unwrap();
+    m.exec.prefill(seq, &[72, 101, 108, 108, 111, 33], Wanted::All, &AtomicBool::new(false), &mut |_| {}).unwrap()
+}
+
+/// Finite, not all alike, and of the size that logits have.
+fn sane(logits: &[f32], what: &str) {
+    assert!(logits.iter().all(|x| x.is_finite()), "{what}: not finite");
+    let n = logits.len() as f32;
+    let mean = logits.iter().sum::<f32>() / n;
+    let spread = (logits.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / n).sqrt();
+    assert!((0.3..3.0).contains(&spread), "{what}: logits spread by {spread}");
+    assert!(mean.abs() < 0.5, "{what}: logits lie around {mean}");
+}
+
+#[test]
+fn every_type_of_a_dense_model_gives_sane_logits() {
+    let dir = tempfile::tempdir().unwrap();
+    for to in ["f32", "bf16", "q8_0", "q4_0", "q4_k", "q5_1", "mxfp4"] {
+        let file = dir.path().join(format!("{to}.gguf"));
+        write(&file, &small("smollm2-135m", to));
+        sane(&logits(&file), to);
+    }
+}
+
+#[test]
+fn a_mixture_with_its_predictor_gives_sane_logits() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("m.gguf");
+    let report = write(&file, &small("qwen3.6-35b-a3b", "q4_k"));
+    assert!(report.substituted.is_empty(), "{report:?}");
+    sane(&logits(&file), "mixture");
+    let ck = checkpoint::Checkpoint::open(file).unwrap();
+    for name in ["blk.4.nextn.eh_proj.weight", "output.weight", "blk.3.attn_q.weight", "blk.0.ffn_gate_exps.weight"] {
+        assert!(ck.tensor(name).is_some(), "{name}");
+    }
+    assert!(ck.meta().str("general.description").unwrap().unwrap().contains("seed 7"));
+}
+
+#[test]
+fn a_directory_computes_with_its_scaled_rope_and_tied_head() {
+    let dir = tempfile::tempdir().unwrap();
+    for (geometry, layers) in [("llama-3.2-1b", 1), ("qwen3.6-35b-a3b", 4)] {
+        let out = dir.path().join(geometry);
+        let resize = Resize { layers: Some(layers), ..small(geometry, "bf16").resize };
+        write(&out, &Options { format: Format::Hf, resize, ..small(geometry, "bf16") });
+        sane(&logits(&out), geometry);
+        let ck = checkpoint::Checkpoint::open(out).unwrap();
+        assert_eq!(ck.tensor("lm_head.weight").is_some(), geometry.starts_with("qwen"), "{geometry}");
+    }
+    // GGUF files carry the scaling as divisors.
+    let file = dir.path().join("l.gguf");
+    let resize = Resize { layers: Some(1), ..small("llama-3.2-1b", "q4_0").resize };
+    write(&file, &Options { resize, ..small("llama-3.2-1b", "q4_0") });
+    assert!(checkpoint::Checkpoint::open(file.clone()).unwrap().tensor("rope_freqs.weight").is_some());
+    sane(&logits(&file), "llama as GGUF");
+}
+
+#[test]
+fn a_seed_fixes_every_byte() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, seed| {
+        let path = dir.path().join(name);
+        let how = Options { seed, ..small("smollm2-135m", "q4_0") };
+        write(&path, &how);
+        std::fs::read(path).unwrap()
+    };
+    let (a, b, c) = (file("a.gguf", 1), file("b.gguf", 1), file("c.gguf", 2));
+    assert!(a == b, "the same seed");
+    assert_eq!(a.len(), c.len());
+    assert!(a != c, "another seed");
+}
+
+#[test]
+fn text_goes_in_and_comes_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("m.gguf");
+    write(&file, &small("smollm2-135m", "q4_0"));
+    let ids = snug(&["tokenize", str(&file), "Hä <|im_end|>", "--json"]).json();
+    assert_eq!(ids["ids"], serde_json::json!([72, 195, 164, 32, 258]), "{ids}");
+    let answer = snug(&["run", str(&file), "-p", "Hello", "-n", "4", "--ignore-eos", "--json"]).json();
+    assert_eq!(answer["ids"].as_array().map(Vec::len), Some(4), "{answer}");
+}
+
+#[test]
+fn the_whole_35b_as_a_hole_is_inspected_and_takes_no_room() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("m.gguf");
+    let r = snug(&["synth", "qwen3.6-35b-a3b", str(&file), "--sparse", "--type", "q4_0"]);
+    assert_eq!((r.code, r.err.contains("hole")), (Some(0), true), "{r:?}");
+    let on_disk = std::fs::metadata(&file).unwrap();
+    assert!(on_disk.len() > 18 << 30 && on_disk.blocks() * 512 < 64 << 20, "{on_disk:?}");
+    let seen = snug(&["inspect", str(&file), "--json"]).json();
+    assert_eq!(seen["supported"], true, "{seen}");
+    assert_eq!((&seen["model"]["n_layers"], &seen["model"]["mtp_layers"]), (&40.into(), &1.into()));
+    // 34.661 B of text and 0.845 B of predictor.
+    let elements = seen["elements"].as_f64().unwrap() / 1e9;
+    assert!((elements - 35.506).abs() < 0.001, "{elements}");
+}
+
+#[test]
+fn a_smollm2_has_the_parameters_of_the_real_one() {
+    let dir = tempfile::tempdir().unwrap();
+    for format in [Format::Gguf, Format::Hf] {
+        let out = dir.path().join(format!("{format:?}"));
+        let how = Options { format, sparse: true, resize: Resize::default(), ..small("smollm2-135m", "bf16") };
+        write(&out, &how);
+        let ck = checkpoint::Checkpoint::open(out).unwrap();
+        assert_eq!(ck.tensors().map(checkpoint::TensorInfo::elems).sum::<u64>(), 134_515_008);
+    }
+}
+
+#[test]
+fn what_cannot_be_written_is_said_and_nothing_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("m.gguf");
+    let fails = |args: &[&str]| snug(&[&["synth"], args].concat()).failed(2);
+    assert!(fails(&["qwen3-30b-a3b", str(&file)]).contains("smollm2-135m, llama-3.2-1b, qwen3.6-35b-a3b"));
+    assert!(fails(&["smollm2-135m", str(&file), "--experts", "4"]).contains("--experts"));
+    assert!(fails(&["smollm2-135m", str(&file), "--type", "q9"]).contains("q4_k"));
+    let hf = ["smollm2-135m", str(&file), "--type", "q4_0", "--format", "hf"];
+    assert!(fails(&hf).contains("safetensors"));
+    // More than any disk of a test machine has.
+    let huge = ["qwen3.6-35b-a3b", str(&file), "--type", "f32", "--layers", "1024", "--experts", "4096"];
+    let e = fails(&huge);
+    assert!(e.contains("are needed") && e.contains("--sparse"), "{e}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left");
+    std::fs::write(&file, "mine").unwrap();
+    assert!(fails(&["smollm2-135m", str(&file)]).contains("--force"));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
+}
+
+#[test]
+fn stopping_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let e = synth(&dir.path().join("m.gguf"), &small("smollm2-135m", "q4_0"), &mut |_, _| false).unwrap_err();
+    assert!(e.is::<Stopped>(), "{e}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn force_replaces_a_file_and_moves_into_a_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    for format in [Format::Gguf, Format::Hf] {
+        let out = dir.path().join(format!("{format:?}"));
+        let how = |seed, force| Options { format, seed, force, ..small("smollm2-135m", "bf16") };
+        write(&out, &how(1, false));
+        let before = logits(&out);
+        assert!(synth(&out, &how(2, false), &mut |_, _| true).unwrap_err().to_string().contains("--force"));
+        write(&out, &how(2, true));
+        assert!(logits(&out) != before, "{format:?}");
+    }
+}
