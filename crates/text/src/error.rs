@@ -61,6 +61,19 @@ pub enum Error {
     /// The model has no chat template, and none can be assumed.
     #[error("the model has no chat template and its vocabulary has no <|im_start|>; give one, or use plain completion")]
     NoTemplate,
+    /// A JSON schema asks for something that cannot be enforced.
+    #[error("schema at {path}: {keyword}: {what}")]
+    Schema {
+        /// JSON pointer to the schema that holds the keyword; of a tool, with its name in front.
+        path: String,
+        /// The keyword; empty if it is the schema as a whole.
+        keyword: String,
+        /// What is the matter with it.
+        what: String,
+    },
+    /// A grammar, a regular expression or a choice of tools cannot be used.
+    #[error("grammar: {0}")]
+    Grammar(String),
     /// A message of the conversation cannot be used.
     #[error("messages[{index}]: {what}")]
     Message {

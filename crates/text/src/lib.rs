@@ -6,6 +6,7 @@
 //! [`dialect::OutputParser`] turns them into reasoning, content and calls. All of it is pure: strings and ids in, strings
 //! and ids out, so it takes plain inputs ([`GgufVocab`], [`HfFiles`]) and never opens a file.
 
+pub mod constrain;
 mod detokenizer;
 pub mod dialect;
 mod error;

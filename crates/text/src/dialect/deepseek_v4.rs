@@ -21,6 +21,7 @@ pub(super) const SYNTAX: Syntax = Syntax {
         value_lines: false,
         call_end: "</｜DSML｜invoke>",
         close: "</｜DSML｜tool_calls>",
+        many: true,
     }),
     short_ids: false,
 };

@@ -31,6 +31,7 @@ pub(super) const SYNTAX: Syntax = Syntax {
         value_lines: false,
         call_end: "",
         close: "</tool_call>",
+        many: false,
     }),
     short_ids: false,
 };

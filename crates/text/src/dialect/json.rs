@@ -2,7 +2,7 @@
 
 /// What a character did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(crate) enum Step {
     More,
     /// The value is complete; the character belonged to it.
     Done,
@@ -19,7 +19,7 @@ const MAX_DEPTH: usize = 128;
 /// become escapes), unknown escapes (the backslash is doubled), halves of surrogate pairs (U+FFFD), Python's `True`,
 /// `False` and `None`, numbers with leading zeros (they become strings) and commas before a closing bracket (dropped).
 #[derive(Debug, Clone)]
-pub(super) struct Scanner {
+pub(crate) struct Scanner {
     /// For each open bracket, whether it is `{`.
     stack: Vec<bool>,
     state: State,
@@ -241,7 +241,7 @@ impl Scanner {
 }
 
 /// A bare word as JSON: a literal, a number, Python's spelling of one, or a number that JSON would not have.
-pub(super) fn scalar(word: &str) -> Option<String> {
+pub(crate) fn scalar(word: &str) -> Option<String> {
     Some(match word {
         "true" | "false" | "null" => word.to_owned(),
         "True" => "true".to_owned(),
@@ -258,7 +258,7 @@ pub(super) fn scalar(word: &str) -> Option<String> {
 }
 
 /// Appends a character as it stands inside a JSON string.
-pub(super) fn escape(c: char, out: &mut String) {
+pub(crate) fn escape(c: char, out: &mut String) {
     match c {
         '"' => out.push_str("\\\""),
         '\\' => out.push_str("\\\\"),
@@ -271,7 +271,7 @@ pub(super) fn escape(c: char, out: &mut String) {
 }
 
 /// Appends a text as a JSON string.
-pub(super) fn quote(text: &str, out: &mut String) {
+pub(crate) fn quote(text: &str, out: &mut String) {
     out.push('"');
     text.chars().for_each(|c| escape(c, out));
     out.push('"');

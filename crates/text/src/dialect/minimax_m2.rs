@@ -21,6 +21,7 @@ pub(super) const SYNTAX: Syntax = Syntax {
         value_lines: false,
         call_end: "</invoke>",
         close: "</minimax:tool_call>",
+        many: true,
     }),
     short_ids: false,
 };

@@ -22,7 +22,7 @@ mod gemma_call;
 mod glm;
 mod harmony;
 mod harmony_head;
-mod json;
+pub(crate) mod json;
 mod json_call;
 mod llama;
 mod minimax_m2;
@@ -30,9 +30,9 @@ mod mistral;
 mod plain;
 mod qwen3;
 mod qwen35;
-mod schema;
-mod symbols;
-mod syntax;
+pub(crate) mod schema;
+pub(crate) mod symbols;
+pub(crate) mod syntax;
 mod tagged;
 mod value;
 
@@ -69,6 +69,10 @@ pub struct Dialect {
 }
 
 impl Dialect {
+    pub(crate) fn compiled(&self) -> &Compiled {
+        &self.compiled
+    }
+
     /// The dialect a checkpoint's chat template speaks; with a template that shows no calls, or none at all, the one its
     /// vocabulary was made for.
     pub fn detect(template: Option<&str>, tokenizer: &Tokenizer) -> Self {

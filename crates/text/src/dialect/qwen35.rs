@@ -22,6 +22,7 @@ pub(super) const SYNTAX: Syntax = Syntax {
         value_lines: true,
         call_end: "</function>",
         close: "</tool_call>",
+        many: false,
     }),
     short_ids: false,
 };

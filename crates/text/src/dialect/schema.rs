@@ -28,7 +28,7 @@ impl Tool {
 
 /// A set of JSON types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Types(u8);
+pub(crate) struct Types(u8);
 
 impl Types {
     pub const NONE: Self = Self(0);
@@ -55,6 +55,20 @@ impl Types {
 
     pub fn without_string(self) -> Self {
         Self(self.0 & !Self::STRING.0)
+    }
+
+    /// The names of the types, as a schema has them.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        const ALL: [(Types, &str); 7] = [
+            (Types::STRING, "string"),
+            (Types::NUMBER, "number"),
+            (Types::INTEGER, "integer"),
+            (Types::BOOLEAN, "boolean"),
+            (Types::NULL, "null"),
+            (Types::OBJECT, "object"),
+            (Types::ARRAY, "array"),
+        ];
+        ALL.into_iter().filter(move |(t, _)| self.has(*t)).map(|(_, n)| n)
     }
 
     fn named(name: &str) -> Self {
@@ -92,6 +106,11 @@ impl Types {
 const MAX_DEPTH: u32 = 32;
 /// How many schemas are looked at for one tool: references can make a small schema endless.
 const MAX_WORK: u32 = 20_000;
+
+/// The types a schema admits.
+pub(crate) fn types_of(schema: &Value, root: &Value) -> Types {
+    types(schema, root, MAX_DEPTH, &mut MAX_WORK.clone())
+}
 
 /// The types a schema admits. Keywords it does not know admit everything.
 fn types(schema: &Value, root: &Value, depth: u32, work: &mut u32) -> Types {
@@ -132,7 +151,7 @@ fn types(schema: &Value, root: &Value, depth: u32, work: &mut u32) -> Types {
 
 /// The types of one tool's parameters.
 #[derive(Debug, Clone)]
-pub(super) struct Fields {
+pub(crate) struct Fields {
     by_name: HashMap<String, Types>,
     rest: Types,
 }

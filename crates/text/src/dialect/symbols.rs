@@ -4,7 +4,7 @@ use crate::Tokenizer;
 
 /// One step of the output: a character, or a marker that the vocabulary has as one token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sym {
+pub(crate) enum Sym {
     Char(char),
     /// Index into [`Marks`].
     Mark(u8),
@@ -16,9 +16,16 @@ impl Sym {
     }
 }
 
+/// Part of a text with markers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Piece<'t> {
+    Text(&'t str),
+    Id(u32),
+}
+
 /// The markers of a dialect that this vocabulary has as tokens of their own. Those it lacks are recognised by their text.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Marks(Vec<(&'static str, u32)>);
+pub(crate) struct Marks(Vec<(&'static str, u32)>);
 
 impl Marks {
     pub fn new(names: &[&'static str], tokenizer: Option<&Tokenizer>) -> Self {
@@ -42,6 +49,28 @@ impl Marks {
     fn leading(&self, text: &str) -> Option<(u8, &'static str)> {
         let all = self.0.iter().enumerate().filter(|(_, m)| text.starts_with(m.0));
         all.max_by_key(|(_, m)| m.0.len()).map(|(i, m)| (i as u8, m.0))
+    }
+
+    /// A text cut into words and marker ids.
+    pub fn split<'t>(&self, text: &'t str) -> Vec<Piece<'t>> {
+        let mut out = Vec::new();
+        let (mut begin, mut at) = (0, 0);
+        while let Some(c) = text[at..].chars().next() {
+            let Some((mark, name)) = self.leading(&text[at..]) else {
+                at += c.len_utf8();
+                continue;
+            };
+            if begin < at {
+                out.push(Piece::Text(&text[begin..at]));
+            }
+            out.push(Piece::Id(self.0[usize::from(mark)].1));
+            at += name.len();
+            begin = at;
+        }
+        if begin < text.len() {
+            out.push(Piece::Text(&text[begin..]));
+        }
+        out
     }
 
     /// The symbols as text, markers spelled out.
@@ -68,11 +97,11 @@ enum Part {
 
 /// A literal with gaps.
 #[derive(Debug, Clone)]
-pub(super) struct Pattern(Vec<Part>);
+pub(crate) struct Pattern(Vec<Part>);
 
 /// How the beginning of some symbols compares with a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Match {
+pub(crate) enum Match {
     No,
     /// All of the symbols fit, and more are needed.
     Partial,
@@ -130,7 +159,7 @@ impl Pattern {
 }
 
 /// The first of several patterns to match; else whether one still may.
-pub(super) fn first(patterns: &[Pattern], syms: &[Sym]) -> (Match, usize) {
+pub(crate) fn first(patterns: &[Pattern], syms: &[Sym]) -> (Match, usize) {
     let mut partial = (Match::No, 0);
     for (i, p) in patterns.iter().enumerate() {
         match p.at(syms) {

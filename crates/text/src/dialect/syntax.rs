@@ -5,7 +5,7 @@ use crate::Tokenizer;
 
 /// A dialect as data. In patterns `␣` is any run of white space.
 #[derive(Debug)]
-pub(super) struct Syntax {
+pub(crate) struct Syntax {
     /// The name it is chosen by.
     pub name: &'static str,
     /// Markers that are one token in vocabularies made for the dialect.
@@ -22,7 +22,7 @@ pub(super) struct Syntax {
 
 /// How a dialect writes calls.
 #[derive(Debug)]
-pub(super) enum Calls {
+pub(crate) enum Calls {
     /// Not at all.
     None,
     /// A tag for the call and one for each parameter, raw values between them.
@@ -37,7 +37,7 @@ pub(super) enum Calls {
 
 /// Calls in tags.
 #[derive(Debug)]
-pub(super) struct Tagged {
+pub(crate) struct Tagged {
     /// Opens a section of calls.
     pub open: &'static str,
     /// What a call begins with inside the section, up to its name.
@@ -58,11 +58,13 @@ pub(super) struct Tagged {
     pub call_end: &'static str,
     /// Closes the section.
     pub close: &'static str,
+    /// A section holds several calls; otherwise each call has a section of its own.
+    pub many: bool,
 }
 
 /// Calls as JSON objects `{"name": .., "arguments": {..}}`.
 #[derive(Debug)]
-pub(super) struct JsonCalls {
+pub(crate) struct JsonCalls {
     /// What a call or a list of calls begins with.
     pub open: &'static [&'static str],
     /// A `{` at the very beginning of the content may open a call to a known tool.
@@ -77,7 +79,7 @@ pub(super) struct JsonCalls {
 
 /// A dialect for one vocabulary.
 #[derive(Debug)]
-pub(super) struct Compiled {
+pub(crate) struct Compiled {
     pub syntax: &'static Syntax,
     pub marks: Marks,
     pub think: Option<(Pattern, Pattern)>,
@@ -91,7 +93,7 @@ pub(super) struct Compiled {
 
 /// [`Tagged`] as patterns.
 #[derive(Debug)]
-pub(super) struct TaggedPatterns {
+pub(crate) struct TaggedPatterns {
     pub shape: &'static Tagged,
     /// All that may stand before a name. The first is the section with the call, the second the call alone.
     pub heads: Vec<Pattern>,
@@ -106,7 +108,7 @@ pub(super) struct TaggedPatterns {
 
 /// The markers of gpt-oss.
 #[derive(Debug)]
-pub(super) struct Harmony {
+pub(crate) struct Harmony {
     pub start: Pattern,
     pub channel: Pattern,
     pub constrain: Pattern,

@@ -189,7 +189,7 @@ impl Roles {
             add_eos: self.add_eos,
             strip_first_space,
         };
-        Ok(Tokenizer { core, added: Added::new(added)?, pieces, ids })
+        Ok(Tokenizer { core, added: Added::new(added)?, pieces, ids, vocabulary: Default::default() })
     }
 }
 

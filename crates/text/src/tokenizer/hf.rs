@@ -113,7 +113,13 @@ pub fn build(files: &HfFiles<'_>) -> Result<Tokenizer> {
         single_word: t.single_word,
     });
     let added = Added::new(added.collect())?;
-    Ok(Tokenizer { core: Core::Pipeline(Box::new(Pipeline { normalizer, pre, model })), added, pieces, ids })
+    Ok(Tokenizer {
+        core: Core::Pipeline(Box::new(Pipeline { normalizer, pre, model })),
+        added,
+        pieces,
+        ids,
+        vocabulary: Default::default(),
+    })
 }
 
 fn parse<'a, T: Deserialize<'a>>(file: &str, bytes: &'a [u8]) -> Result<T> {

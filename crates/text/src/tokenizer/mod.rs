@@ -9,12 +9,15 @@ mod pieces;
 mod pre;
 mod spm;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::OnceLock,
+};
 
 pub use gguf::GgufVocab;
 pub use hf::HfFiles;
 
-use crate::{Error, Rendered, Result};
+use crate::{Error, Rendered, Result, constrain::Vocabulary};
 use added::{Added, Span};
 use bpe::Pipeline;
 use pieces::Pieces;
@@ -43,6 +46,8 @@ pub struct Tokenizer {
     added: Added,
     pieces: Pieces,
     ids: Ids,
+    /// For constrained decoding; built when first needed.
+    vocabulary: OnceLock<Vocabulary>,
 }
 
 /// The ids with a role, and what is put around a prompt.
@@ -209,6 +214,16 @@ impl Tokenizer {
     /// Strings that [`Specials::Plain`] and protected content keep from becoming markup, longest first.
     pub fn markup_strings(&self) -> impl Iterator<Item = &str> {
         self.added.guarded()
+    }
+
+    /// The vocabulary as grammars need it: built by the first call, shared by later ones.
+    pub(crate) fn vocabulary(&self) -> Result<&Vocabulary> {
+        if let Some(v) = self.vocabulary.get() {
+            return Ok(v);
+        }
+        let made = guarded(|| Vocabulary::new(self));
+        let made = made.unwrap_or_else(|_| Err(Error::Grammar("this vocabulary cannot be constrained".into())))?;
+        Ok(self.vocabulary.get_or_init(|| made))
     }
 
     /// Text of a whole sequence of ids, as [`Detokenizer`](crate::Detokenizer) would stream it.
