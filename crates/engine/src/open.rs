@@ -80,8 +80,9 @@ impl Opened {
     /// Those of the file, its configuration and its tensors.
     pub fn open(source: impl Into<Source>) -> Result<Self> {
         let ck = Checkpoint::open(source)?;
-        let family = model::open(&ck)?;
-        let bounds = model::bind(family.as_ref(), &ck)?;
+        let within = |e: model::Error| Error::InFile { file: ck.meta().file().to_string(), source: Box::new(e.into()) };
+        let family = model::open(&ck).map_err(within)?;
+        let bounds = model::bind(family.as_ref(), &ck).map_err(within)?;
         Ok(Opened { ck, family, bounds })
     }
 }

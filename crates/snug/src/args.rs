@@ -99,7 +99,7 @@ pub enum Kv {
 #[command(next_help_heading = "Sampling")]
 pub struct Sample {
     /// Most tokens of an answer [default: until the model ends it or the context is full]
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true)]
     pub max_tokens: Option<u32>,
     /// Temperature; 0 always takes the likeliest token
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
@@ -256,12 +256,12 @@ pub struct TokenizeArgs {
 /// `snug quantize`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Types: f32, f16, bf16, q8_0, q5_0, q5_1, q4_0, q4_1, q4_k, mxfp4. Vectors and small sensitive matrices
+    after_help = "Types: f32, f16, bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0, mxfp4. Vectors and small sensitive matrices
 stay floats, and rows that the blocks of a type do not divide get a like one.
 
 Examples:
-  snug quantize path/to/hf-model model.gguf --to q8_0
-  snug quantize big.gguf small.gguf --to q4_k --rule 'output.weight=q8_0' --rule 'ffn_down=q5_0'"
+  snug quantize path/to/hf-model model.gguf --type q8_0
+  snug quantize big.gguf small.gguf --type q4_k --tensor-type 'output.weight=q8_0' --tensor-type 'ffn_down=q5_0'"
 )]
 pub struct QuantizeArgs {
     /// A .gguf file, a Hugging Face directory, or a name in the store
@@ -416,7 +416,28 @@ mod tests {
         for c in all.get_subcommands_mut().filter(|c| c.get_name() != "help") {
             let help = c.render_long_help().to_string();
             assert!(help.contains("Example"), "{}", c.get_name());
+            let examples = help.lines().map(str::trim).filter(|l| l.starts_with("snug "));
+            for example in examples.filter(|l| !l.contains("[OPTIONS]")) {
+                let line = example.split(" < ").next().unwrap_or(example);
+                if let Err(e) = Cli::try_parse_from(words(line)) {
+                    panic!("'{example}' is not accepted: {e}");
+                }
+            }
         }
+    }
+
+    /// A command line as a shell cuts it, for single quotes.
+    fn words(line: &str) -> Vec<String> {
+        let mut out = vec![String::new()];
+        let mut quoted = false;
+        for c in line.chars() {
+            match c {
+                '\'' => quoted = !quoted,
+                ' ' if !quoted => out.push(String::new()),
+                c => out.last_mut().unwrap().push(c),
+            }
+        }
+        out
     }
 
     #[test]

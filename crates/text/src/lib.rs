@@ -10,6 +10,8 @@ pub mod constrain;
 mod detokenizer;
 pub mod dialect;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod history;
 mod rendered;
 mod stop;
