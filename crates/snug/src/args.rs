@@ -42,6 +42,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// List the models in the store
     List(ListArgs),
+    /// Measure how fast a model reads and answers
+    Bench(BenchArgs),
 }
 
 /// How a model is run: the same for every command that computes.
@@ -163,6 +165,9 @@ pub struct RunArgs {
     /// Report the logprob of every token and of the N likeliest (with --json)
     #[arg(long, value_name = "N", requires = "json")]
     pub logprobs: Option<u32>,
+    /// Report what each kind of operation cost, on stderr or in the JSON
+    #[arg(long)]
+    pub profile: bool,
     #[command(flatten)]
     pub sample: Sample,
     #[command(flatten)]
@@ -365,6 +370,42 @@ pub struct ListArgs {
     /// Print a JSON array
     #[arg(long)]
     pub json: bool,
+}
+
+/// `snug bench`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Reading a prompt and generating are measured apart, each behind a history of --depth positions.
+The context is as long as all of them together, unless --context says otherwise.
+
+Examples:
+  snug bench
+  snug bench smollm2 --prompt 512 --gen 128 --repeat 5 --json
+  snug bench model.gguf --depth 16384 --profile"
+)]
+pub struct BenchArgs {
+    #[arg(help = MODEL_HELP)]
+    pub model: Option<String>,
+    /// Tokens of the prompt that is read
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    pub prompt: u32,
+    /// Tokens that are generated
+    #[arg(long = "gen", value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub generate: u32,
+    /// Times that each is measured, after a round that does not count
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeat: u32,
+    /// Positions of history before prompt and answer, filled with seeded random values instead of being read
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub depth: u32,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Report what each kind of operation cost, on stderr or in the JSON
+    #[arg(long)]
+    pub profile: bool,
+    #[command(flatten)]
+    pub on: On,
 }
 
 /// Token ids as typed: separated by commas or spaces, brackets allowed.

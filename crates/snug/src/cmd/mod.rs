@@ -1,11 +1,13 @@
 //! One file for each command.
 
 mod answer;
+mod bench;
 mod chat;
 mod doctor;
 mod inspect;
 mod list;
 mod logits;
+mod profile;
 mod quantize;
 mod run;
 mod synth;
@@ -29,5 +31,6 @@ pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
         Command::Synth(a) => synth::run(&a),
         Command::Doctor(a) => doctor::run(&a),
         Command::List(a) => list::run(&a),
+        Command::Bench(a) => bench::run(&a, v),
     }
 }
