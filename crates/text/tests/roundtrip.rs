@@ -104,6 +104,7 @@ fn what_a_template_writes_the_parser_reads() {
         let turn = prompt.split(begin).nth(1).unwrap().split(end).next().unwrap();
         let dialect = Dialect::detect(Some(template), &t);
         assert_eq!(dialect.name(), name);
+        assert_eq!(Dialect::detect(Some(template), &vocab::bytes_only()).name(), name);
         assert_eq!(dialect.opens_reasoning(&prompt), name != "qwen3", "{prompt}");
         let mut p = OutputParser::new(&dialect, &ParserOptions { tools: &tools, ..Default::default() });
         let mut got = Parsed::default();
