@@ -2,7 +2,7 @@
 
 use crate::arena::{Arena, Region};
 use crate::error::{Error, Result};
-use crate::op::Op;
+use crate::op::{Op, RowClass};
 use crate::view::{Act, Buf, Layout, Mat, View};
 use crate::{check, op};
 use checkpoint::Format;
@@ -70,6 +70,10 @@ pub trait Device: Send {
     fn write(&mut self, dst: Buf, src: &[u8]) -> Result<Fence>;
     /// Waits for everything enqueued, then copies the start of `src` out. The only wait. Not inside a graph.
     fn read(&mut self, src: Buf, dst: &mut [u8]) -> Result<()>;
+    /// Tells which role the rows of the coming ops have. Only devices that measure listen.
+    fn step_begins(&mut self, _class: RowClass) {}
+    /// Tells that what follows belongs to no step.
+    fn step_ends(&mut self) {}
     /// Runs a checked op with its scratch. Call [`run`](trait.Device.html#method.run) instead.
     fn enqueue(&mut self, op: &Op, scratch: Buf) -> Result<()>;
     /// Opens a graph.

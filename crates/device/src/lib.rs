@@ -7,6 +7,7 @@
 //! - `reference`: the plain f32 implementation of each op: the oracle of every other backend.
 //! - `cpu`: x86-64 kernels (AVX2, AVX-512) and their thread pool.
 //! - `meter`: runs on shapes alone and counts.
+//! - `profile`: around another device, times what it does.
 
 pub mod arena;
 pub mod check;
@@ -17,6 +18,7 @@ pub mod host;
 pub mod host_device;
 pub mod meter;
 pub mod op;
+pub mod profile;
 pub mod reference;
 pub mod tolerance;
 mod view;
@@ -30,5 +32,6 @@ pub use op::{
     Acc, ActFn, GdnShape, KeyHeadRule, Op, Pairing, Part, Pick, RecView, Rope, Router, RouterScore, Routing, RowClass,
     Rows, StreamView, row_bytes,
 };
+pub use profile::{Profile, Profiled};
 pub use reference::Reference;
 pub use view::{Act, AllocId, Buf, ExpertMats, Glu, Layout, Mat, MatSet, View};

@@ -55,6 +55,14 @@ pub enum Error {
     /// The text side.
     #[error(transparent)]
     Text(#[from] text::Error),
+    /// A file that opens but cannot be used.
+    #[error("{file}: {source}")]
+    InFile {
+        /// Which.
+        file: String,
+        /// What is wrong with it.
+        source: Box<Error>,
+    },
     /// The model.
     #[error(transparent)]
     Model(#[from] model::Error),

@@ -144,6 +144,13 @@ impl Executor {
     pub fn close(&mut self, s: SeqId) -> Result<()> {
         Ok(self.state.close(s)?)
     }
+    /// Gives a sequence `n` positions of seeded random history, without computing anything.
+    ///
+    /// # Errors
+    /// Those of the state.
+    pub fn fill(&mut self, s: SeqId, n: u32, seed: u64) -> Result<()> {
+        Ok(self.state.fill(self.dev.as_mut(), s, n, seed)?)
+    }
     /// Positions a sequence has.
     pub fn len(&self, s: SeqId) -> Result<u32> {
         Ok(self.state.len(s)?)
@@ -207,6 +214,7 @@ impl Executor {
     }
 
     fn step_silently(&mut self, spans: &[Span], accepted: &[u32]) -> Result<Option<Vec<f32>>> {
+        self.dev.step_begins(RowClass::Many);
         let append = self.state.reserve(self.dev.as_mut(), RowClass::Many, spans)?;
         let rows = self.state.rows(&append, 0..append.n())?;
         self.finish(append, rows, None, |_| accepted.to_vec())
@@ -219,6 +227,7 @@ impl Executor {
         wanted: Wanted,
         accept: impl FnOnce(&[f32]) -> Vec<u32>,
     ) -> Result<Option<Vec<f32>>> {
+        self.dev.step_begins(class);
         let append = self.state.reserve(self.dev.as_mut(), class, spans)?;
         let rows = self.state.rows(&append, 0..append.n())?;
         let picked: Vec<i32> = match wanted {
@@ -244,7 +253,9 @@ impl Executor {
             None => own,
         };
         let p = Pass { family: self.family.as_ref(), resident, state: &self.state, rows: &rows, pick, graph };
-        match pass(self.dev.as_mut(), p, experts) {
+        let done = pass(self.dev.as_mut(), p, experts);
+        self.dev.step_ends();
+        match done {
             Ok(logits) => {
                 let accepted = accept(logits.as_deref().unwrap_or_default());
                 self.state.commit(append, &accepted)?;

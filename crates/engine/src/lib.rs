@@ -19,3 +19,4 @@ pub use generate::{Answer, Event, Finish, Request, generate};
 pub use open::{Model, OpenOptions};
 pub use plan::{Ask, Backend, Refusal, plan};
 pub use sampler::{Choice, Logprob, Sampler, Sampling, argmax};
+pub use state::SeqId;

@@ -5,7 +5,7 @@ use crate::executor::Executor;
 use crate::plan::{Ask, Backend, plan};
 use crate::sampler::Sampling;
 use checkpoint::{Checkpoint, Container, Meta, Source};
-use device::{Cpu, CpuOptions, Device, Reference};
+use device::{Cpu, CpuOptions, Device, Profile, Profiled, Reference};
 use memory::Plan;
 use model::Family;
 use text::{ChatTemplate, GgufVocab, HfFiles, Tokenizer};
@@ -37,11 +37,18 @@ impl On {
             On::Cpu(o) => Backend { scratch: <device::cpu::CpuKernels as Kernels>::scratch, caps: Cpu::caps_of(o)? },
         })
     }
-    fn device(&self, plan: &Plan) -> Result<Box<dyn Device>> {
+    fn device(&self, plan: &Plan, profile: Option<&Profile>) -> Result<Box<dyn Device>> {
         Ok(match self {
-            On::Reference => Box::new(Reference::new(plan.workspace)?),
-            On::Cpu(o) => Box::new(Cpu::new(o.clone(), plan.workspace)?),
+            On::Reference => boxed(Reference::new(plan.workspace)?, profile),
+            On::Cpu(o) => boxed(Cpu::new(o.clone(), plan.workspace)?, profile),
         })
+    }
+}
+
+fn boxed(dev: impl Device + 'static, profile: Option<&Profile>) -> Box<dyn Device> {
+    match profile {
+        Some(p) => Box::new(Profiled::new(dev, p.clone())),
+        None => Box::new(dev),
     }
 }
 
@@ -52,6 +59,8 @@ pub struct OpenOptions {
     pub ask: Ask,
     /// The backend.
     pub on: On,
+    /// Where to count what ops cost, if anybody asks.
+    pub profile: Option<Profile>,
 }
 
 /// A checkpoint with its family and its parameters matched: everything that can be known without reading a weight.
@@ -71,8 +80,9 @@ impl Opened {
     /// Those of the file, its configuration and its tensors.
     pub fn open(source: impl Into<Source>) -> Result<Self> {
         let ck = Checkpoint::open(source)?;
-        let family = model::open(&ck)?;
-        let bounds = model::bind(family.as_ref(), &ck)?;
+        let within = |e: model::Error| Error::InFile { file: ck.meta().file().to_string(), source: Box::new(e.into()) };
+        let family = model::open(&ck).map_err(within)?;
+        let bounds = model::bind(family.as_ref(), &ck).map_err(within)?;
         Ok(Opened { ck, family, bounds })
     }
 }
@@ -106,7 +116,7 @@ impl Model {
     pub fn load(opened: Opened, how: &OpenOptions, on_progress: &mut dyn FnMut(Progress)) -> Result<Self> {
         let Opened { ck, family, bounds } = opened;
         let plan = plan(family.as_ref(), &bounds, &how.ask, &how.on.backend()?)?;
-        let dev = how.on.device(&plan)?;
+        let dev = how.on.device(&plan, how.profile.as_ref())?;
         let tokenizer = tokenizer(ck.meta())?;
         let template = template(ck.meta(), tokenizer.as_ref())?;
         let (sampling, name) = (defaults(ck.meta())?, name(ck.meta()));

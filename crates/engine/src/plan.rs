@@ -8,7 +8,7 @@ use memory::{Component, KvFormat, KvSpec, Ledger, Plan, RegionSizes, Residency, 
 use model::Family;
 use state::{Limits, Span, State};
 use std::collections::BTreeMap;
-use weights::{Bound, Weights};
+use weights::{Bound, Role, Weights};
 
 /// Context taken when nobody says otherwise and it fits.
 pub const DEFAULT_CONTEXT: u32 = 65_536;
@@ -172,4 +172,23 @@ pub fn shares(bounds: &[Bound]) -> Vec<WeightShare> {
         *by.entry(b.component).or_default() += b.loaded_bytes();
     }
     by.into_iter().map(|(component, bytes)| WeightShare { component, residency: residency(component), bytes }).collect()
+}
+
+/// Bytes of weights that one decoded token reads: everything outside the layers' experts once, the experts a row
+/// chooses, and of an embedding that is not also the output head one row. A predictor is not part of decoding.
+pub fn decode_weight_bytes(family: &dyn Family, bounds: &[Bound]) -> u64 {
+    let (_, top_k) = family.spec().experts.unwrap_or_default();
+    let has_head = bounds.iter().any(|b| b.component == Component::Head);
+    let read = |b: &Bound| match (b.component, b.role) {
+        (Component::Mtp, _) => 0,
+        (Component::Embed, Role::Matrix) if has_head => b.matrix_bytes() / b.n.max(1) as u64,
+        (_, Role::Experts { count, .. }) => b.matrix_bytes() * count.min(top_k) as u64,
+        _ => b.loaded_bytes(),
+    };
+    bounds.iter().map(read).sum()
+}
+
+/// Bytes of history and recurrent states that the row at position `len - 1` reads, in the formats of `plan`.
+pub fn history_bytes(family: &dyn Family, plan: &Plan, len: u32) -> u64 {
+    family.state(&plan.kv).iter().map(|d| d.stream.read_bytes(len)).sum()
 }

@@ -41,7 +41,7 @@ struct Rig {
 
 fn rig(name: &str, template: &str, context: Option<u32>) -> Rig {
     let dir = testkit::materialise(name).unwrap();
-    let how = OpenOptions { ask: Ask { context, ..Ask::default() }, on: On::Reference };
+    let how = OpenOptions { ask: Ask { context, ..Ask::default() }, on: On::Reference, profile: None };
     let model = Model::open(dir.path().to_path_buf(), &how, &mut |_| {}).unwrap();
     let conversation = Conversation::new(ChatTemplate::new(template).unwrap(), None);
     Rig { model, tokenizer: tokenizer(), conversation, _dir: dir }

@@ -6,6 +6,9 @@ use checkpoint::{Checkpoint, Container, Meta};
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 
+/// Most of anything a configuration may count: beyond it, numbers are damage, and sizes made of them would not fit.
+pub const MOST: u32 = 1 << 24;
+
 /// The configuration of one model.
 pub struct Keys<'a> {
     meta: &'a Meta,
@@ -13,6 +16,8 @@ pub struct Keys<'a> {
     hf: Map<String, Value>,
     /// Rows of a GGUF file's embedding: its vocabulary, where no key says it.
     embedded: Option<u64>,
+    /// Tensors there are: no model has more layers.
+    tensors: usize,
     missing: RefCell<Vec<String>>,
     bad: RefCell<Option<Error>>,
 }
@@ -35,7 +40,8 @@ impl<'a> Keys<'a> {
                 t.strip_suffix("_text").unwrap_or(t).to_string()
             }
         };
-        Ok(Keys { meta, arch, hf, embedded, missing: RefCell::default(), bad: RefCell::default() })
+        let tensors = ck.tensors().len();
+        Ok(Keys { meta, arch, hf, embedded, tensors, missing: RefCell::default(), bad: RefCell::default() })
     }
     /// The architecture's name in the file.
     pub fn arch(&self) -> &str {
@@ -112,12 +118,13 @@ impl<'a> Keys<'a> {
     pub fn opt_bool(&self, hf: &str, gguf: &str) -> Option<bool> {
         if self.gguf() { self.gguf_value(gguf, |m, k| m.bool(k)) } else { self.hf(hf)?.as_bool() }
     }
-    /// A count of at least one. Its absence is noted, and 1 stands for it until [`done`](Self::done) says so.
+    /// A count of at least one and at most [`MOST`]. Its absence is noted, and 1 stands for it until
+    /// [`done`](Self::done) says so.
     pub fn count(&self, hf: &str, gguf: &str) -> u32 {
         match self.opt_u32(hf, gguf) {
-            Some(0) => {
-                let key = self.name(hf, gguf);
-                self.note(Error::BadKey { key, value: "0".into(), why: "at least 1 is needed".into() });
+            Some(n) if n == 0 || n > MOST => {
+                let why = if n == 0 { "at least 1 is needed".into() } else { format!("more than {MOST} cannot be") };
+                self.note(Error::BadKey { key: self.name(hf, gguf), value: n.to_string(), why });
                 1
             }
             Some(n) => n,
@@ -127,6 +134,29 @@ impl<'a> Keys<'a> {
             }
         }
     }
+    /// A number of layers, of which a file has no more than tensors. (A configuration without any is a plan for a file.)
+    pub fn layers(&self, hf: &str, gguf: &str) -> u32 {
+        let n = self.count(hf, gguf);
+        let most = if self.tensors == 0 { 1024 } else { self.tensors };
+        if n as usize <= most {
+            return n;
+        }
+        let why = format!("the file has {} tensors", self.tensors);
+        self.note(Error::BadKey { key: self.name(hf, gguf), value: n.to_string(), why });
+        1
+    }
+    /// A number above zero that must be there.
+    pub fn positive(&self, hf: &str, gguf: &str) -> f32 {
+        let x = self.f32(hf, gguf);
+        self.require(x.is_finite() && x > 0.0, hf, gguf, x, "it must be above zero");
+        x
+    }
+    /// Refuses a nonlinearity other than SiLU, where the file names one.
+    pub fn only_silu(&self) {
+        if let Some(v) = self.hf("hidden_act").filter(|v| *v != "silu") {
+            self.wrong("hidden_act", v, "only silu is supported in this architecture");
+        }
+    }
     /// A number that must be there.
     pub fn f32(&self, hf: &str, gguf: &str) -> f32 {
         self.opt_f32(hf, gguf).unwrap_or_else(|| {
@@ -134,28 +164,55 @@ impl<'a> Keys<'a> {
             1.0
         })
     }
-    /// Notes that a condition on a key does not hold.
+    /// Notes that a condition on a key does not hold; not while something is missing, which values may stand in for.
     pub fn require(&self, ok: bool, hf: &str, gguf: &str, value: impl std::fmt::Display, why: &str) {
-        if !ok {
+        if !ok && self.missing.borrow().is_empty() {
             self.note(Error::BadKey { key: self.name(hf, gguf), value: value.to_string(), why: why.into() });
         }
     }
-    /// The first thing that was wrong, or everything that was missing.
+    /// The first thing that was wrong, else everything that was missing.
     ///
     /// # Errors
     /// [`Error::MissingKeys`] or [`Error::BadKey`].
     pub fn done(&self) -> Result<()> {
-        let missing = self.missing.borrow();
-        if !missing.is_empty() {
-            return Err(Error::MissingKeys { arch: self.arch.clone(), keys: missing.clone() });
+        if let Some(bad) = self.bad.borrow_mut().take() {
+            return Err(bad);
         }
-        self.bad.borrow_mut().take().map_or(Ok(()), Err)
+        let missing = self.missing.borrow();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(Error::MissingKeys { arch: self.arch.clone(), keys: missing.clone() })
     }
     /// `rope_theta`, wherever this version of the file keeps it.
     pub fn rope_theta(&self) -> f32 {
-        let hf =
-            if self.hf("rope_parameters.rope_theta").is_some() { "rope_parameters.rope_theta" } else { "rope_theta" };
-        self.opt_f32(hf, "rope.freq_base").unwrap_or(10_000.0)
+        let nested = "rope_parameters.rope_theta";
+        let hf = if self.hf(nested).is_some() { nested } else { "rope_theta" };
+        for root in ["rope_parameters", "rope_scaling"] {
+            if let Some(v) = self.hf(root).filter(|v| !v.is_object()) {
+                self.wrong(root, v, "an object is needed");
+            }
+        }
+        let theta = self.opt_f32(hf, "rope.freq_base").unwrap_or(10_000.0);
+        self.require(theta.is_finite() && theta > 0.0, hf, "rope.freq_base", theta, "it must be above zero");
+        theta
+    }
+    /// Rotating columns of a head of width `d`: the file's number, else `default`.
+    pub fn rope_dims(&self, d: u32, default: u32) -> u32 {
+        let key = "rope.dimension_count";
+        let dims = self.opt_u32("", key).unwrap_or(default);
+        let fits = dims >= 2 && dims <= d && dims.is_multiple_of(2);
+        self.require(fits, "partial_rotary_factor", key, dims, "it must be even and within a head");
+        if fits { dims } else { 2 }
+    }
+    /// Whether layer `l` is what `kind` says, by `layer_types`; `None` where the file does not list them.
+    pub fn layer_is(&self, l: u32, kind: &str) -> Option<bool> {
+        let v = self.hf("layer_types")?;
+        let named = v.as_array().and_then(|list| list.get(l as usize)).and_then(Value::as_str);
+        if named.is_none() {
+            self.wrong("layer_types", v, "a list with a name for every layer is needed");
+        }
+        named.map(|n| n == kind)
     }
     /// Length of the vocabulary: GGUF files may leave it to the token list or to the embedding.
     pub fn vocab(&self) -> u32 {
@@ -163,8 +220,15 @@ impl<'a> Keys<'a> {
             Some(checkpoint::Value::Array(a)) => u32::try_from(a.len).ok(),
             _ => self.embedded.and_then(|n| u32::try_from(n).ok()),
         };
-        let found = self.opt_u32("vocab_size", "vocab_size").or_else(listed).filter(|&n| n > 0);
-        found.unwrap_or_else(|| {
+        let found = self.opt_u32("vocab_size", "vocab_size").or_else(listed);
+        self.require(
+            found.is_none_or(|n| n > 0 && n <= MOST),
+            "vocab_size",
+            "vocab_size",
+            found.unwrap_or(0),
+            "it cannot be",
+        );
+        found.filter(|&n| n > 0).unwrap_or_else(|| {
             self.miss("vocab_size", "vocab_size");
             1
         })

@@ -59,7 +59,7 @@ impl Llama {
     pub fn new(c: &Keys) -> Result<Self> {
         let spec = Spec {
             arch: c.arch().to_string(),
-            n_layers: c.count("num_hidden_layers", "block_count"),
+            n_layers: c.layers("num_hidden_layers", "block_count"),
             hidden: c.count("hidden_size", "embedding_length"),
             vocab: c.vocab(),
             context: c.count("max_position_embeddings", "context_length"),
@@ -70,20 +70,23 @@ impl Llama {
         let n_kv_heads = c.opt_u32("num_key_value_heads", "attention.head_count_kv").unwrap_or(n_heads);
         let head_dim = c.opt_u32("head_dim", "attention.key_length").unwrap_or(spec.hidden / n_heads);
         let inner = c.count("intermediate_size", "feed_forward_length");
-        let eps = c.f32("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+        let eps = c.positive("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+        c.only_silu();
+        let theta = c.rope_theta();
         let kv = "attention.head_count_kv";
         let whole = n_kv_heads > 0 && n_heads.is_multiple_of(n_kv_heads);
         c.require(whole, "num_key_value_heads", kv, n_kv_heads, "it must divide the number of heads");
-        c.require(head_dim >= 2, "head_dim", "attention.key_length", head_dim, "at least 2 is needed");
+        let sane = (2..=1 << 16).contains(&head_dim);
+        c.require(sane, "head_dim", "attention.key_length", head_dim, "2 to 65536 can be");
+        let dims = c.rope_dims(head_dim, head_dim & !1);
         c.done()?;
 
         let mut w = Wants::default();
-        let dims = c.opt_u32("", "rope.dimension_count").unwrap_or(head_dim).min(head_dim) & !1;
-        let inv_freq = w.rope(Component::Core, frequencies(c, c.rope_theta(), dims)?, c.rope_theta());
+        let inv_freq = w.rope(Component::Core, frequencies(c, theta, dims)?, theta);
         let permuted = c.gguf() && c.arch() == "llama";
         let pairing = if permuted { Pairing::Adjacent } else { Pairing::Half };
         let rope = RopeOf { pairing, dims, inv_freq };
-        let cfg = Config { n_heads, n_kv_heads, head_dim, inner, eps, rope_theta: c.rope_theta(), rope };
+        let cfg = Config { n_heads, n_kv_heads, head_dim, inner, eps, rope_theta: theta, rope };
         let embed = w.mat(Component::Embed, spec.vocab, spec.hidden, "token_embd.weight", "~embed_tokens.weight");
         let biased = c.arch() == "qwen2" || c.opt_bool("attention_bias", "attention.bias").unwrap_or(false);
         let layers = (0..spec.n_layers).map(|l| layer(&mut w, l, &spec, &cfg, biased)).collect();

@@ -92,7 +92,7 @@ impl Qwen35Moe {
     /// Whatever is missing or impossible in it.
     pub fn new(c: &Keys) -> Result<Self> {
         let mtp_layers = c.opt_u32("mtp_num_hidden_layers", "nextn_predict_layers").unwrap_or(0);
-        let blocks = c.count("num_hidden_layers", "block_count");
+        let blocks = c.layers("num_hidden_layers", "block_count");
         // A GGUF file counts the predictor's block among its blocks.
         let n_layers = if c.gguf() { blocks.saturating_sub(mtp_layers).max(1) } else { blocks };
         let experts = c.count("num_experts", "expert_count");
@@ -110,9 +110,9 @@ impl Qwen35Moe {
         let mut w = Wants::default();
         let cfg = Config::new(c, &mut w, experts, top_k)?;
         let recurrent = c.opt_bools("attention.recurrent_layers").unwrap_or_default();
-        let is_full = |l: u32| match c.hf("layer_types").and_then(|v| v.get(l as usize)) {
-            Some(kind) => kind == "full_attention",
-            None => recurrent.get(l as usize).map_or((l + 1).is_multiple_of(cfg.full_interval), |r| !r),
+        let is_full = |l: u32| {
+            let listed = c.layer_is(l, "full_attention").or_else(|| recurrent.get(l as usize).map(|r| !r));
+            listed.unwrap_or((l + 1).is_multiple_of(cfg.full_interval))
         };
         let embed = w.mat(Component::Embed, spec.vocab, spec.hidden, "token_embd.weight", "~embed_tokens.weight");
         let layers = (0..n_layers)
@@ -126,6 +126,7 @@ impl Qwen35Moe {
         let own = w.mat(Component::Head, spec.vocab, spec.hidden, "output.weight", "lm_head.weight");
         w.optional();
         let head = Head { norm, eps: cfg.eps, own, tied: embed };
+        c.done()?;
         if mtp_layers > 0 {
             predictor(&mut w, n_layers, &spec, &cfg);
         }
@@ -153,21 +154,24 @@ impl Config {
         let inner = c.count("moe_intermediate_size", "expert_feed_forward_length");
         let shared_inner = c.count("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
         let conv_kernel = c.count("linear_conv_kernel_dim", "ssm.conv_kernel");
-        let eps = c.f32("rms_norm_eps", "attention.layer_norm_rms_epsilon");
-        c.done()?;
-        let interval = "full_attention_interval";
-        let full_interval = c.opt_u32(interval, interval).filter(|&n| n > 0).unwrap_or(4);
+        let eps = c.positive("rms_norm_eps", "attention.layer_norm_rms_epsilon");
+        c.only_silu();
+        let theta = c.rope_theta();
+        let sane = (2..=1 << 16).contains(&head_dim);
+        c.require(sane, "head_dim", "attention.key_length", head_dim, "2 to 65536 can be");
         let part = ["rope_parameters.partial_rotary_factor", "partial_rotary_factor"];
         let part = part.iter().find_map(|k| c.hf(k)).and_then(|v| v.as_f64()).unwrap_or(0.25);
-        let dims = c.opt_u32("", "rope.dimension_count").unwrap_or((head_dim as f64 * part) as u32);
-        let dims = dims.min(head_dim) & !1;
-        let inv_freq = w.rope(Component::Core, frequencies(c, c.rope_theta(), dims)?, c.rope_theta());
+        let dims = c.rope_dims(head_dim, (head_dim as f64 * part) as u32 & !1);
+        let interval = "full_attention_interval";
+        let full_interval = c.opt_u32(interval, interval).filter(|&n| n > 0).unwrap_or(4);
+        c.done()?;
+        let inv_freq = w.rope(Component::Core, frequencies(c, theta, dims)?, theta);
         Ok(Config {
             n_heads,
             n_kv_heads,
             head_dim,
             eps,
-            rope_theta: c.rope_theta(),
+            rope_theta: theta,
             rope: RopeOf { pairing: Pairing::Half, dims, inv_freq },
             mrope: sections(c, dims),
             full_interval,

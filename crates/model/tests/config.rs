@@ -123,3 +123,68 @@ fn more_experts_a_token_than_there_are_is_refused() {
     m.set("qwen35moe.attention.layer_norm_rms_epsilon", 1e-6f32);
     assert!(refusal(&m).contains("expert_used_count"));
 }
+
+#[test]
+fn counts_beyond_reason_are_refused_at_once() {
+    for (key, value) in [("block_count", u32::MAX), ("block_count", 1 << 20), ("embedding_length", u32::MAX)] {
+        let mut m = llama();
+        m.set(&format!("llama.{key}"), value);
+        let e = refusal(&m);
+        assert!(e.contains(&format!("llama.{key}")), "{e}");
+    }
+    let mut m = llama();
+    m.set("llama.attention.key_length", u32::MAX);
+    assert!(refusal(&m).contains("key_length"));
+}
+
+#[test]
+fn numbers_that_cannot_be_are_refused_by_key() {
+    for bad in [0.0f32, -1.0, f32::NAN, f32::INFINITY] {
+        for key in ["rope.freq_base", "attention.layer_norm_rms_epsilon"] {
+            let mut m = llama();
+            m.set(&format!("llama.{key}"), bad);
+            assert!(refusal(&m).contains(key), "{key} {bad}");
+        }
+    }
+    for dims in [0u32, 1, 3, 1 << 31] {
+        let mut m = llama();
+        m.set("llama.rope.dimension_count", dims);
+        assert!(refusal(&m).contains("rope.dimension_count"), "{dims}");
+    }
+}
+
+/// A tiny checkpoint whose config.json was altered.
+fn altered(name: &str, alter: impl FnOnce(&mut serde_json::Value)) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let mut m = testkit::model(name).unwrap();
+    alter(&mut m.config);
+    testkit::write_checkpoint(&m, dir.path()).unwrap();
+    let ck = Checkpoint::open(dir.path().to_path_buf()).unwrap();
+    match model::open(&ck) {
+        Ok(f) => model::bind(f.as_ref(), &ck).err().map_or("accepted".into(), |e| e.to_string()),
+        Err(e) => e.to_string(),
+    }
+}
+
+#[test]
+fn config_json_is_not_read_past_what_it_says() {
+    use serde_json::json;
+    for (key, value) in [
+        ("hidden_act", json!("gelu")),
+        ("hidden_act", json!(7)),
+        ("rope_parameters", json!(5)),
+        ("rope_parameters", json!([])),
+        ("hidden_size", json!(2.5)),
+        ("head_dim", json!(4294967295u32)),
+        ("num_hidden_layers", json!(4294967295u32)),
+        ("rms_norm_eps", json!(-1)),
+    ] {
+        let e = altered("llama-a", |c| c[key] = value.clone());
+        assert!(e.contains(key) && !e.contains("lacks"), "{key} {value}: {e}");
+    }
+    for value in [json!("x"), json!(0), json!(["full_attention"])] {
+        let e = altered("qwen3_5_moe-a", |c| c["layer_types"] = value.clone());
+        assert!(e.contains("layer_types"), "{value}: {e}");
+    }
+    assert_eq!(altered("llama-a", |_| {}), "accepted");
+}

@@ -40,6 +40,8 @@ pub enum Command {
     Synth(SynthArgs),
     /// List the models in the store
     List(ListArgs),
+    /// Measure how fast a model reads and answers
+    Bench(BenchArgs),
 }
 
 /// How a model is run: the same for every command that computes.
@@ -97,7 +99,7 @@ pub enum Kv {
 #[command(next_help_heading = "Sampling")]
 pub struct Sample {
     /// Most tokens of an answer [default: until the model ends it or the context is full]
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true)]
     pub max_tokens: Option<u32>,
     /// Temperature; 0 always takes the likeliest token
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
@@ -161,6 +163,9 @@ pub struct RunArgs {
     /// Report the logprob of every token and of the N likeliest (with --json)
     #[arg(long, value_name = "N", requires = "json")]
     pub logprobs: Option<u32>,
+    /// Report what each kind of operation cost, on stderr or in the JSON
+    #[arg(long)]
+    pub profile: bool,
     #[command(flatten)]
     pub sample: Sample,
     #[command(flatten)]
@@ -251,12 +256,12 @@ pub struct TokenizeArgs {
 /// `snug quantize`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Types: f32, f16, bf16, q8_0, q5_0, q5_1, q4_0, q4_1, q4_k, mxfp4. Vectors and small sensitive matrices
+    after_help = "Types: f32, f16, bf16, q8_0, q6_k, q5_k, q5_1, q5_0, q4_k, q4_1, q4_0, mxfp4. Vectors and small sensitive matrices
 stay floats, and rows that the blocks of a type do not divide get a like one.
 
 Examples:
-  snug quantize path/to/hf-model model.gguf --to q8_0
-  snug quantize big.gguf small.gguf --to q4_k --rule 'output.weight=q8_0' --rule 'ffn_down=q5_0'"
+  snug quantize path/to/hf-model model.gguf --type q8_0
+  snug quantize big.gguf small.gguf --type q4_k --tensor-type 'ffn_down=q5_0'"
 )]
 pub struct QuantizeArgs {
     /// A .gguf file, a Hugging Face directory, or a name in the store
@@ -341,6 +346,42 @@ pub struct ListArgs {
     pub json: bool,
 }
 
+/// `snug bench`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Reading a prompt and generating are measured apart, each behind a history of --depth positions.
+The context is as long as all of them together, unless --context says otherwise.
+
+Examples:
+  snug bench
+  snug bench smollm2 --prompt 512 --gen 128 --repeat 5 --json
+  snug bench model.gguf --depth 16384 --profile"
+)]
+pub struct BenchArgs {
+    #[arg(help = MODEL_HELP)]
+    pub model: Option<String>,
+    /// Tokens of the prompt that is read
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    pub prompt: u32,
+    /// Tokens that are generated
+    #[arg(long = "gen", value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    pub generate: u32,
+    /// Times that each is measured, after a round that does not count
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeat: u32,
+    /// Positions of history before prompt and answer, filled with seeded random values instead of being read
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub depth: u32,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Report what each kind of operation cost, on stderr or in the JSON
+    #[arg(long)]
+    pub profile: bool,
+    #[command(flatten)]
+    pub on: On,
+}
+
 /// Token ids as typed: separated by commas or spaces, brackets allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ids(pub Vec<u32>);
@@ -375,7 +416,28 @@ mod tests {
         for c in all.get_subcommands_mut().filter(|c| c.get_name() != "help") {
             let help = c.render_long_help().to_string();
             assert!(help.contains("Example"), "{}", c.get_name());
+            let examples = help.lines().map(str::trim).filter(|l| l.starts_with("snug "));
+            for example in examples.filter(|l| !l.contains("[OPTIONS]")) {
+                let line = example.split(" < ").next().unwrap_or(example);
+                if let Err(e) = Cli::try_parse_from(words(line)) {
+                    panic!("'{example}' is not accepted: {e}");
+                }
+            }
         }
+    }
+
+    /// A command line as a shell cuts it, for single quotes.
+    fn words(line: &str) -> Vec<String> {
+        let mut out = vec![String::new()];
+        let mut quoted = false;
+        for c in line.chars() {
+            match c {
+                '\'' => quoted = !quoted,
+                ' ' if !quoted => out.push(String::new()),
+                c => out.last_mut().unwrap().push(c),
+            }
+        }
+        out
     }
 
     #[test]

@@ -121,6 +121,7 @@ fn of_engine(e: &engine::Error) -> bool {
         E::Checkpoint(e) => of_file(e),
         E::Text(e) => of_text(e),
         E::Model(e) => of_model(e),
+        E::InFile { source, .. } => of_engine(source),
         E::Device(e) => of_device(e),
         _ => false,
     }

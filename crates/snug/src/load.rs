@@ -11,11 +11,19 @@ use memory::KvFormat;
 
 /// Opens and loads a model. `logit_rows` is how many rows of logits a prefill may be asked for at once.
 pub fn load(model: Option<&str>, on: &args::On, logit_rows: u32, verbose: bool) -> anyhow::Result<Model> {
-    let source = resolve::source(model)?;
-    let how = OpenOptions { ask: ask(on, logit_rows), on: backend(on)? };
-    let opened = Opened::open(source)?;
+    let how = options(on, logit_rows)?;
+    place(Opened::open(resolve::source(model)?)?, &how, verbose)
+}
+
+/// What the flags say about opening a model.
+pub fn options(on: &args::On, logit_rows: u32) -> anyhow::Result<OpenOptions> {
+    Ok(OpenOptions { ask: ask(on, logit_rows), on: backend(on)?, profile: None })
+}
+
+/// Loads what was opened.
+pub fn place(opened: Opened, how: &OpenOptions, verbose: bool) -> anyhow::Result<Model> {
     let mut bar = Bar::bytes("loading");
-    let mut model = Model::load(opened, &how, &mut |p| bar.at(p.done, p.total))?;
+    let mut model = Model::load(opened, how, &mut |p| bar.at(p.done, p.total))?;
     bar.clear();
     if verbose {
         describe(&mut model);

@@ -18,6 +18,10 @@ impl Bar {
     pub fn bytes(what: &str) -> Self {
         Self::new(&format!("{what} {{bar:30}} {{bytes}}/{{total_bytes}} {{bytes_per_sec}}"), 0)
     }
+    /// A bar over rounds; `what` is done in them.
+    pub fn rounds(what: &str, total: u64) -> Self {
+        Self::new(&format!("{what} {{bar:30}} {{pos}}/{{len}}"), total)
+    }
     /// A bar over the tokens of a prompt.
     pub fn prefill(tokens: u64) -> Self {
         if tokens < LONG_PROMPT {

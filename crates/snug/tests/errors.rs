@@ -7,7 +7,7 @@ use common::{command, cut_model, default_model, piped, snug, str, tiny};
 #[test]
 fn help_and_version_go_to_stdout() {
     assert!(snug(&["--version"]).ok().starts_with("snug "));
-    for c in ["run", "chat", "inspect", "logits", "tokenize", "quantize", "list"] {
+    for c in ["run", "chat", "inspect", "logits", "tokenize", "quantize", "list", "bench"] {
         let help = snug(&[c, "--help"]).ok();
         assert!(help.contains("Example") && help.contains(&format!("snug {c}")), "{c}: {help}");
         assert!(snug(&[c, "-V"]).ok().contains("snug"));
@@ -36,6 +36,14 @@ fn flags_that_cannot_be_are_named() {
         (&["tokenize", m, "--decode", "1", "x"], "--decode"),
         (&["tokenize"], "no text"),
         (&["quantize", m, "x.gguf", "--type", "q99"], "q99"),
+        (&["bench", m, "--repeat", "0"], "--repeat"),
+        (&["bench", m, "--prompt", "0"], "--prompt"),
+        (&["bench", m, "--depth", "1500"], "are 2140 positions; the context is 2048"),
+        (&["bench", m, "--depth", "4294967295"], "the context is 2048"),
+        (&["bench", m, "--context", "600"], "are 640 positions; the context is 600"),
+        (&["bench", m, "--context", "3000"], "--context 3000 is more than the 2048 positions"),
+        (&["bench", m, "--device", "reference", "--threads", "2"], "--threads"),
+        (&["bench", "/no/such/file.gguf"], "/no/such/file.gguf"),
     ] {
         let err = snug(args).failed(2);
         assert!(err.contains(said), "{args:?}: {err}");

@@ -70,6 +70,8 @@ fn a_gguf_can_be_written_again_in_another_type_and_keeps_what_it_says() {
     to(dir.path(), &direct, "q8_0", &["token_embd=f32"]);
     let ids = [3, 1, 4, 1, 5, 9, 2, 6];
     assert_eq!(logits(&second, &ids), logits(&direct, &ids), "by way of f32 nothing is lost");
+    let third = to(&second, &out.path().join("d.gguf"), "q4_0", &["nosuch=q8_0"]);
+    assert!(third.requantised > 0 && third.unmatched == ["nosuch"], "{third:?}");
     let (a, b) = (checkpoint::Checkpoint::open(second).unwrap(), checkpoint::Checkpoint::open(direct).unwrap());
     let keys = |c: &checkpoint::Checkpoint| c.meta().entries().map(|(k, v)| format!("{k} {v}")).collect::<Vec<_>>();
     assert_eq!(keys(&a), keys(&b));

@@ -115,6 +115,19 @@ impl Limits {
 }
 
 impl Stream {
+    /// Bytes a row at position `len - 1` reads of this layer: keys and values up to itself, or one state and its window.
+    pub fn read_bytes(&self, len: u32) -> u64 {
+        let vectors =
+            |heads: u32, d: u32, fmt: KvFormat, n: u32| product(&[2, heads as u64, fmt.vector_bytes(d), n as u64]);
+        match *self {
+            Stream::History { heads, d, fmt } => vectors(heads, d, fmt, len),
+            Stream::Ring { window, heads, d, fmt } => vectors(heads, d, fmt, len.min(window)),
+            Stream::Recurrent { state: [h, k, v], conv: [taps, channels] } => {
+                let floats = product(&[h as u64, k as u64, v as u64]).saturating_add(taps as u64 * channels as u64);
+                floats.saturating_mul(FLOAT)
+            }
+        }
+    }
     /// Bytes of one layer-page, `None` where there are no pages.
     pub(crate) fn page_bytes(&self) -> Option<u64> {
         let (Stream::History { heads, d, fmt } | Stream::Ring { heads, d, fmt, .. }) = *self else { return None };

@@ -56,6 +56,14 @@ impl Layers {
     pub fn recurrent(&self) -> bool {
         self.0.values().any(|l| matches!(l, Layer::States(_)))
     }
+    /// Histories and rings, by layer.
+    pub fn histories(&self) -> impl Iterator<Item = (u32, StreamView)> {
+        self.0.iter().filter_map(|(&l, of)| if let Layer::Pages(v) = of { Some((l, *v)) } else { None })
+    }
+    /// Recurrent states, by layer.
+    pub fn states(&self) -> impl Iterator<Item = (u32, RecView)> {
+        self.0.iter().filter_map(|(&l, of)| if let Layer::States(v) = of { Some((l, *v)) } else { None })
+    }
     pub fn view(&self, layer: u32) -> Result<StreamView> {
         match self.0.get(&layer) {
             Some(Layer::Pages(v)) => Ok(*v),

@@ -16,11 +16,13 @@
 //! - `sequence`: sequences by generational id.
 //! - `room`: free pages and free recurrent slots.
 //! - `append`: the rows of one append, from reservation to its end.
+//! - `fill`: history that nobody computed, to measure at a depth.
 //! - `table`: what a step's ops read about its rows, at fixed device addresses.
 
 mod append;
 mod decl;
 mod error;
+mod fill;
 mod layers;
 mod room;
 mod sequence;

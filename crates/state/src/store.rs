@@ -236,7 +236,7 @@ impl State {
     }
 
     /// Rolls back an append that was dropped.
-    fn settle(&mut self) -> Result<()> {
+    pub(crate) fn settle(&mut self) -> Result<()> {
         if self.pending.as_ref().is_some_and(Pending::alive) {
             return Err(Error::Pending);
         }

@@ -17,6 +17,9 @@ pub fn run(a: &LogitsArgs, verbose: bool) -> anyhow::Result<Ended> {
         model.exec.set_arrivals(|e| Box::new(Recorder::new(e.clone(), v.clone())));
     }
     let Some(logits) = compute(&mut model, a)? else { return Ok(Ended::Interrupted) };
+    if logits.iter().any(|x| !x.is_finite()) {
+        return Err(Error::BadLogits.into());
+    }
     let routing = visits.map(|v| by_position(v.take()));
     let vocab = model.exec.family().spec().vocab as usize;
     let rows: Vec<&[f32]> = logits.chunks(vocab).collect();

@@ -1,10 +1,12 @@
 //! One file for each command.
 
 mod answer;
+mod bench;
 mod chat;
 mod inspect;
 mod list;
 mod logits;
+mod profile;
 mod quantize;
 mod run;
 mod synth;
@@ -27,5 +29,6 @@ pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
         Command::Quantize(a) => quantize::run(&a),
         Command::Synth(a) => synth::run(&a),
         Command::List(a) => list::run(&a),
+        Command::Bench(a) => bench::run(&a, v),
     }
 }

@@ -20,6 +20,15 @@ pub fn run(a: &QuantizeArgs) -> anyhow::Result<Ended> {
     for (tensor, to) in &report.substituted {
         note(format_args!("{tensor} is {to}: its rows do not divide into {}", a.to));
     }
+    for pattern in &report.unmatched {
+        note(format_args!("--tensor-type '{pattern}=...' matched no matrix; snug inspect --tensors lists the names"));
+    }
+    if report.requantised > 0 {
+        note(format_args!(
+            "{} matrices were quantised before: errors add up, the original is better",
+            report.requantised
+        ));
+    }
     note(format_args!("{}: {} tensors, {}", a.out.display(), report.tensors, bytes(report.bytes)));
     Ok(Ended::Done)
 }

@@ -1,12 +1,16 @@
 //! `snug run`: one prompt, one answer.
 
 use super::answer;
+use super::profile::{self, Costs};
 use crate::args::RunArgs;
 use crate::fault::{Ended, usage};
 use crate::interrupt;
-use crate::load::load;
+use crate::load::{options, place};
 use crate::output::{self, Stream, note};
 use crate::progress::Bar;
+use crate::resolve;
+use device::Profile;
+use engine::open::Opened;
 use engine::{Answer, Choice, Error, Event, Finish, Model, Request, generate, machine};
 use serde::Serialize;
 use std::io::IsTerminal;
@@ -23,7 +27,9 @@ enum Asked {
 pub fn run(a: &RunArgs, begun: Instant, verbose: bool) -> anyhow::Result<Ended> {
     answer::check(&a.sample)?;
     let asked = asked(a)?;
-    let mut model = load(a.model.as_deref(), &a.on, 1, verbose)?;
+    let mut how = options(&a.on, 1)?;
+    how.profile = a.profile.then(Profile::default);
+    let mut model = place(Opened::open(resolve::source(a.model.as_deref())?)?, &how, verbose)?;
     let prompt = match asked {
         Asked::Ids(ids) => ids,
         Asked::Text(text) => prompt_ids(&model, a, text)?,
@@ -39,8 +45,12 @@ pub fn run(a: &RunArgs, begun: Instant, verbose: bool) -> anyhow::Result<Ended> 
     }
     let (answer, first) = interrupt::answering(|stop| stream(&mut model, &req, !a.json, stop))?;
     let ttft = first.map(|t| t - begun);
+    let costs = how.profile.map(|p| Costs::new(p.take(), answer.prefill, answer.decode));
     if a.json {
-        output::json(&Report::new(&answer, model.tokenizer.as_ref(), seed, ttft, a.logprobs.is_some()))?;
+        let report = Report::new(&answer, model.tokenizer.as_ref(), seed, ttft, a.logprobs.is_some());
+        output::json(&Report { profile: costs, ..report })?;
+    } else if let Some(costs) = &costs {
+        profile::show(costs);
     }
     if answer.finish == Finish::ContextFull && !a.json {
         note(format_args!("note: the answer ends here because the context of {} is full", model.exec.plan().context));
@@ -152,6 +162,8 @@ struct Report<'a> {
     peak_rss_mib: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     logprobs: Option<Vec<TokenReport>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile: Option<Costs>,
 }
 
 #[derive(Serialize)]
@@ -183,6 +195,7 @@ impl<'a> Report<'a> {
             ttft_ms: ttft.map(millis),
             peak_rss_mib: peak_rss_mib(),
             logprobs: logprobs.then(|| a.choices.iter().map(|c| TokenReport::new(c, t)).collect()),
+            profile: None,
         }
     }
 }

@@ -43,6 +43,10 @@ pub struct Report {
     pub bytes: u64,
     /// Matrices whose rows do not divide into the type asked for, with the type they got.
     pub substituted: Vec<(String, DType)>,
+    /// Patterns of rules that matched no matrix.
+    pub unmatched: Vec<String>,
+    /// Matrices that were quantised before, whose errors add up.
+    pub requantised: usize,
 }
 
 /// Writes `source` to `out`. `on_progress` gets the bytes of data written so far, and in all.
@@ -77,7 +81,10 @@ pub fn quantize(
         .with_context(|| format!("tensor '{}'", jobs[i].name))
     })?;
     let substituted = jobs.iter().filter(|j| j.substituted).map(|j| (j.name.clone(), j.to)).collect();
-    Ok(Report { tensors: jobs.len(), bytes: total, substituted })
+    let unmatched = how.rules.iter().filter(|r| !jobs.iter().any(|j| j.is_matrix() && r.matches(&j.name)));
+    let unmatched = unmatched.map(|r| r.pattern.clone()).collect();
+    let requantised = jobs.iter().filter(|j| j.is_requantised()).count();
+    Ok(Report { tensors: jobs.len(), bytes: total, substituted, unmatched, requantised })
 }
 
 fn from_hf(ck: &Checkpoint, how: &Options) -> Result<(Meta, Vec<Job>)> {

@@ -36,6 +36,15 @@ enum From {
 }
 
 impl Job {
+    /// Whether a rule can apply to it.
+    pub fn is_matrix(&self) -> bool {
+        self.shape.iter().filter(|&&d| d > 1).count() >= 2
+    }
+    /// Whether blocks are decoded to be encoded again.
+    pub fn is_requantised(&self) -> bool {
+        let blocks = |t: DType| matches!(t, DType::Block(_));
+        matches!(&self.from, From::Matrices { dtype, .. } if blocks(*dtype) && blocks(self.to))
+    }
     /// Bytes of its data.
     pub fn bytes(&self) -> u64 {
         let k = self.shape.last().copied().unwrap_or(1);

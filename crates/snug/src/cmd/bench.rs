@@ -1,0 +1,247 @@
+//! `snug bench`: how fast a model reads and answers on this machine, and how near that is to what its memory allows.
+
+use super::profile::{self, Costs};
+use crate::args::BenchArgs;
+use crate::fault::{Ended, usage};
+use crate::load::{options, place};
+use crate::output::{self, note};
+use crate::progress::Bar;
+use crate::resolve;
+use device::Profile;
+use engine::open::Opened;
+use engine::plan::{decode_weight_bytes, history_bytes};
+use engine::{Executor, Model, SeqId, Wanted, machine};
+use memory::KvFormat;
+use serde::Serialize;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+/// Fixes the token ids and the history.
+const SEED: u64 = 1;
+
+/// Measures and reports.
+pub fn run(a: &BenchArgs, verbose: bool) -> anyhow::Result<Ended> {
+    let mut how = options(&a.on, 1)?;
+    how.profile = a.profile.then(Profile::default);
+    let opened = Opened::open(resolve::source(a.model.as_deref())?)?;
+    how.ask.context = Some(context(a, opened.family.spec().context)?);
+    let weight_bytes = decode_weight_bytes(opened.family.as_ref(), &opened.bounds);
+    let mut model = place(opened, &how, verbose)?;
+    let times = measure(&mut model.exec, a, how.profile.as_ref())?;
+    let costs = how.profile.map(|p| Costs::new(p.take(), times.prefill.iter().sum(), times.decode.iter().sum()));
+    let report = Report { profile: costs, ..Report::new(&mut model, a, &times, weight_bytes) };
+    if a.json {
+        output::json(&report)?;
+    } else {
+        report.show()?;
+        report.profile.iter().for_each(profile::show);
+    }
+    Ok(Ended::Done)
+}
+
+/// Positions to plan for.
+fn context(a: &BenchArgs, most: u32) -> anyhow::Result<u32> {
+    let needed = a.depth as u64 + a.prompt as u64 + a.generate as u64;
+    let context = a.on.context.unwrap_or(most);
+    if needed > context as u64 {
+        return usage(format!(
+            "--depth {}, --prompt {} and --gen {} are {needed} positions; the context is {context} (the model allows {most})",
+            a.depth, a.prompt, a.generate
+        ));
+    }
+    Ok(a.on.context.unwrap_or(needed as u32))
+}
+
+/// What each counted round took.
+#[derive(Default)]
+struct Times {
+    prefill: Vec<Duration>,
+    decode: Vec<Duration>,
+}
+
+fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> anyhow::Result<Times> {
+    let vocab = exec.family().spec().vocab;
+    let (prompt, answer) = (ids(a.prompt, vocab), ids(a.generate, vocab));
+    let bar = Bar::rounds("measuring", a.repeat as u64 + 1);
+    let mut times = Times::default();
+    for round in 0..=a.repeat {
+        bar.at(round as u64, a.repeat as u64 + 1);
+        let prefill = behind(exec, a.depth, |exec, seq| {
+            exec.prefill(seq, &prompt, Wanted::Last, &AtomicBool::new(false), &mut |_| {}).map(drop)
+        })?;
+        let decode =
+            behind(exec, a.depth, |exec, seq| answer.iter().try_for_each(|&id| exec.decode(&[(seq, id)]).map(drop)))?;
+        if round > 0 {
+            times.prefill.push(prefill);
+            times.decode.push(decode);
+        } else if let Some(p) = counted {
+            p.take();
+        }
+    }
+    Ok(times)
+}
+
+/// Times `f` on a new sequence that has `depth` positions.
+fn behind(
+    exec: &mut Executor,
+    depth: u32,
+    f: impl FnOnce(&mut Executor, SeqId) -> engine::Result<()>,
+) -> anyhow::Result<Duration> {
+    let seq = exec.open()?;
+    exec.fill(seq, depth, SEED)?;
+    let begun = Instant::now();
+    f(exec, seq)?;
+    let took = begun.elapsed();
+    exec.close(seq)?;
+    Ok(took)
+}
+
+/// Token ids spread over the vocabulary, so that routers choose as variously as they can.
+fn ids(n: u32, vocab: u32) -> Vec<u32> {
+    let mut x = SEED;
+    let mut next = || {
+        // Knuth's MMIX generator; its upper half is the random one.
+        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((x >> 32) % vocab.max(1) as u64) as u32
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// Of the rounds.
+#[derive(Debug, PartialEq, Serialize)]
+struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Spread {
+    /// Tokens a second.
+    fn of(tokens: u32, times: &[Duration]) -> Self {
+        let mut all: Vec<f64> = times.iter().map(|t| tokens as f64 / t.as_secs_f64().max(1e-9)).collect();
+        all.sort_by(f64::total_cmp);
+        let at = |i: usize| all.get(i).copied().unwrap_or_default();
+        let (low, high) = (at(all.len().saturating_sub(1) / 2), at(all.len() / 2));
+        Spread { median: (low + high) / 2.0, min: at(0), max: at(all.len().saturating_sub(1)) }
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    model: String,
+    arch: String,
+    device: &'static str,
+    isa: String,
+    threads: u32,
+    kv: Option<&'static str>,
+    context: u32,
+    prompt: u32,
+    #[serde(rename = "gen")]
+    generate: u32,
+    depth: u32,
+    repeat: u32,
+    prefill_tps: Spread,
+    decode_tps: Spread,
+    /// What one decoded token reads: weights, and history and states halfway through the answer.
+    bytes_per_token: u64,
+    weight_bytes_per_token: u64,
+    history_bytes_per_token: u64,
+    /// `bytes_per_token` at the median rate.
+    achieved_gbps: f64,
+    /// Best of the read test with as many threads.
+    ram_read_gbps: Option<f64>,
+    /// The first over the second. More than 1 where weights stay in a cache.
+    bound_share: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile: Option<Costs>,
+}
+
+impl Report {
+    fn new(m: &mut Model, a: &BenchArgs, times: &Times, weights: u64) -> Self {
+        let caps = m.exec.device().caps().clone();
+        let (family, plan) = (m.exec.family(), m.exec.plan());
+        let history = history_bytes(family, plan, a.depth + a.generate.div_ceil(2));
+        let decode_tps = Spread::of(a.generate, &times.decode);
+        let achieved = (weights + history) as f64 * decode_tps.median / 1e9;
+        let ram = machine::ram_read_gbps(caps.threads);
+        Report {
+            model: m.name.clone(),
+            arch: family.spec().arch.clone(),
+            device: caps.name,
+            isa: caps.isa,
+            threads: caps.threads,
+            kv: plan.kv.first().map(|k| match k.main {
+                KvFormat::F32 => "f32",
+                KvFormat::Bf16 => "bf16",
+            }),
+            context: plan.context,
+            prompt: a.prompt,
+            generate: a.generate,
+            depth: a.depth,
+            repeat: a.repeat,
+            prefill_tps: Spread::of(a.prompt, &times.prefill),
+            decode_tps,
+            bytes_per_token: weights + history,
+            weight_bytes_per_token: weights,
+            history_bytes_per_token: history,
+            achieved_gbps: achieved,
+            ram_read_gbps: ram,
+            bound_share: ram.map(|r| achieved / r),
+            profile: None,
+        }
+    }
+
+    fn show(&self) -> anyhow::Result<()> {
+        output::line(format_args!(
+            "{}: {} on {} {} with {} threads, history in {}, context {}",
+            self.model,
+            self.arch,
+            self.device,
+            self.isa,
+            self.threads,
+            self.kv.unwrap_or("nothing"),
+            self.context
+        ))?;
+        output::line(format_args!("{:<24} {:>10} {:>10} {:>10}", "tokens/s", "median", "min", "max"))?;
+        let rates = [("prefill", self.prompt, &self.prefill_tps), ("decode", self.generate, &self.decode_tps)];
+        for (what, n, s) in rates {
+            let what = format!("{what} {n} @ {}", self.depth);
+            output::line(format_args!("{what:<24} {:>10.1} {:>10.1} {:>10.1}", s.median, s.min, s.max))?;
+        }
+        output::line(format_args!(
+            "a token reads {} of weights and {} of history: {:.1} GB/s",
+            output::bytes(self.weight_bytes_per_token),
+            output::bytes(self.history_bytes_per_token),
+            self.achieved_gbps
+        ))?;
+        let (Some(ram), Some(share)) = (self.ram_read_gbps, self.bound_share) else {
+            note("note: there is too little free memory to measure how fast it is read");
+            return Ok(());
+        };
+        output::line(format_args!(
+            "{:.0}% of the {ram:.1} GB/s that {} threads read from memory in this run",
+            share * 100.0,
+            self.threads
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_is_of_rates_and_its_median_lies_between_two() {
+        let s = |ms: &[u64]| Spread::of(10, &ms.iter().map(|&m| Duration::from_millis(m)).collect::<Vec<_>>());
+        assert_eq!(s(&[100, 1000, 200]), Spread { median: 50.0, min: 10.0, max: 100.0 });
+        assert_eq!(s(&[1000, 100]).median, 55.0);
+    }
+
+    #[test]
+    fn ids_are_in_the_vocabulary_and_various() {
+        let all = ids(1000, 50);
+        assert!(all.iter().all(|&id| id < 50));
+        assert!((0..50).all(|id| all.contains(&id)));
+        assert_eq!(ids(3, 1), [0, 0, 0]);
+    }
+}

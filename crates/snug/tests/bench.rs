@@ -1,0 +1,104 @@
+//! Measuring: what is reported, not how fast it is.
+
+mod common;
+
+use common::{default_model, snug, str, tiny};
+use serde_json::Value;
+
+fn keys(v: &Value) -> Vec<&str> {
+    v.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+fn bench(more: &[&str]) -> Value {
+    let m = &default_model();
+    let args = ["bench", m, "--prompt", "40", "--gen", "6", "--repeat", "3", "--threads", "2", "--json"];
+    snug(&[&args[..], more].concat()).json()
+}
+
+fn f(v: &Value) -> f64 {
+    v.as_f64().unwrap_or_else(|| panic!("{v} is no number"))
+}
+
+/// Time of the named entries, or of all of them.
+fn sum(side: &Value, what: impl Fn(&str) -> bool) -> f64 {
+    let ops = side["ops"].as_array().unwrap();
+    ops.iter().filter(|o| what(o["op"].as_str().unwrap())).map(|o| f(&o["ms"])).sum()
+}
+
+#[test]
+fn rates_are_reported_with_their_spread_and_their_bound() {
+    let r = bench(&[]);
+    let want = "model arch device isa threads kv context prompt gen depth repeat prefill_tps decode_tps bytes_per_token \
+                weight_bytes_per_token history_bytes_per_token achieved_gbps ram_read_gbps bound_share";
+    assert_eq!(keys(&r), want.split_whitespace().collect::<Vec<_>>());
+    for rate in ["prefill_tps", "decode_tps"] {
+        let s = &r[rate];
+        assert_eq!(keys(s), ["median", "min", "max"]);
+        assert!(0.0 < f(&s["min"]) && f(&s["min"]) <= f(&s["median"]) && f(&s["median"]) <= f(&s["max"]), "{s}");
+    }
+    for (key, value) in [("threads", 2), ("prompt", 40), ("gen", 6), ("depth", 0), ("repeat", 3), ("context", 46)] {
+        assert_eq!(r[key], value, "{key}");
+    }
+    // Less than the file: of its experts and its embedding a token reads a part.
+    let (weights, history) = (f(&r["weight_bytes_per_token"]), f(&r["history_bytes_per_token"]));
+    let file = std::fs::metadata(default_model()).unwrap().len() as f64;
+    assert!(weights > 0.02 * file && weights < 0.9 * file && history > 0.0, "{r}");
+    assert_eq!(f(&r["bytes_per_token"]), weights + history);
+    let achieved = weights / 1e9 * f(&r["decode_tps"]["median"]);
+    assert!(f(&r["achieved_gbps"]) >= achieved * 0.999);
+    if let (Some(ram), Some(share)) = (r["ram_read_gbps"].as_f64(), r["bound_share"].as_f64()) {
+        assert!(ram > 0.0 && (share * ram / f(&r["achieved_gbps"]) - 1.0).abs() < 1e-6, "{r}");
+    }
+
+    let deep = bench(&["--depth", "700", "--profile"]);
+    assert_eq!(keys(&deep)[..19], keys(&r)[..]);
+    assert_eq!((&deep["depth"], &deep["context"]), (&700.into(), &746.into()));
+    assert_eq!(deep["weight_bytes_per_token"], r["weight_bytes_per_token"]);
+    assert!(f(&deep["history_bytes_per_token"]) > history, "history grows with depth");
+    profile_sums_up(&deep["profile"], 3 * 6);
+}
+
+/// `passes` decode passes were counted.
+fn profile_sums_up(p: &Value, passes: u64) {
+    assert_eq!(keys(p), ["prefill", "decode"]);
+    for side in [&p["prefill"], &p["decode"]] {
+        let (all, total) = (sum(side, |_| true), f(&side["total_ms"]));
+        assert!((all / total - 1.0).abs() < 1e-3, "{all} of {total}");
+        let ops = sum(side, |o| o != "outside");
+        assert!(ops > 0.5 * total, "operations are most of it: {ops} of {total}");
+    }
+    let ops = p["decode"]["ops"].as_array().unwrap();
+    let of = |name: &str| ops.iter().find(|o| o["op"] == name).unwrap_or_else(|| panic!("no {name} in {p}"));
+    assert_eq!(keys(of("linear")), ["op", "calls", "ms", "share", "gbps"]);
+    assert_eq!(of("embed")["calls"], passes);
+    for told in ["linear", "expert_group", "gated_delta"] {
+        assert!(f(&of(told)["gbps"]) > 0.0, "{told}");
+    }
+    assert!(of("attention")["gbps"].is_null());
+}
+
+#[test]
+fn people_get_a_table_and_a_dense_model_in_any_format_is_measured() {
+    let dir = tiny("llama-a", |_| {});
+    let args = ["bench", str(dir.path()), "--prompt", "8", "--gen", "2", "--repeat", "1", "--profile", "--kv", "f32"];
+    let ran = snug(&args);
+    let err = ran.err.clone();
+    let out = ran.ok();
+    assert!(out.contains("prefill 8 @ 0") && out.contains("decode 2 @ 0") && out.contains("GB/s"), "{out}");
+    assert!(err.contains("prefill") && err.contains("linear") && err.contains("outside"), "{err}");
+}
+
+#[test]
+fn run_profiles_one_answer() {
+    let m = &default_model();
+    let args = ["run", m, "-p", "Hi", "-n", "5", "--ignore-eos", "--profile"];
+    let r = snug(&[&args[..], &["--json"]].concat()).json();
+    let p = &r["profile"];
+    assert_eq!(keys(p), ["prefill", "decode"]);
+    // The first token comes of the prompt.
+    let ops = p["decode"]["ops"].as_array().unwrap();
+    assert!(ops.iter().any(|o| o["op"] == "embed" && o["calls"] == 4), "{p}");
+    let all = sum(&p["prefill"], |_| true) / f(&p["prefill"]["total_ms"]);
+    assert!((all - 1.0).abs() < 1e-3, "{all}");
+    assert!(snug(&args).err.contains("expert_group"));
+}
