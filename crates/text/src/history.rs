@@ -51,6 +51,20 @@ impl History {
         }
         Ok(reader.done())
     }
+
+    /// The history for a template with that source: gpt-oss's looks for the reasoning before a call under `thinking`, and
+    /// allows it only beside empty content.
+    #[must_use]
+    pub fn for_template(mut self, source: &str) -> Self {
+        if source.contains("message.thinking") {
+            for m in self.messages.iter_mut().filter(|m| m.get("tool_calls").is_some() && m["content"] == "") {
+                if let Some(text) = m.get("reasoning_content").cloned() {
+                    m["thinking"] = text;
+                }
+            }
+        }
+        self
+    }
 }
 
 #[derive(Default)]
@@ -374,6 +388,14 @@ mod tests {
             let h = h.unwrap();
             assert_eq!((h.prefill.as_deref(), h.messages.len()), (Some("Sure, "), 1));
         }
+    }
+
+    #[test]
+    fn reasoning_before_a_call_is_found_by_templates_that_call_it_thinking() {
+        let with = json!({"role": "assistant", "reasoning_content": "r", "tool_calls": [call("c", json!("{}"))]});
+        let h = History::new(&[with, json!({"role": "user", "content": "u"})]).unwrap();
+        assert_eq!(h.clone().for_template("{{ message.thinking }}").messages[0]["thinking"], "r");
+        assert_eq!(h.clone().for_template("{{ message.reasoning_content }}"), h);
     }
 
     #[test]

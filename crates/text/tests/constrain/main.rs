@@ -221,3 +221,10 @@ fn reasoning_comes_first() {
         );
     }
 }
+
+#[test]
+fn masks_may_be_made_on_another_thread() {
+    fn send<T: Send>() {}
+    send::<Matcher>();
+    send::<text::dialect::OutputParser>();
+}
