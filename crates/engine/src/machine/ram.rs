@@ -17,6 +17,18 @@ pub fn measure(bytes: u64, most: u32, time: Duration) -> Vec<RamRate> {
     counts(most).into_iter().map(|threads| rate(&data, threads, time)).collect()
 }
 
+/// Bytes of a quick test: more than any cache holds.
+const QUICK: u64 = 5 << 28;
+
+/// How fast `threads` threads read 1.25 GiB, in 10^9 bytes a second. `None` where the system cannot spare twice that.
+pub fn read_gbps(threads: u32) -> Option<f64> {
+    if super::available_memory().is_some_and(|a| a < 2 * QUICK) {
+        return None;
+    }
+    let data: Vec<u64> = (0..QUICK / 8).collect();
+    Some(rate(&data, threads.max(1), Duration::from_millis(700)).gbps)
+}
+
 /// Powers of two below `most`, and `most`.
 fn counts(most: u32) -> Vec<u32> {
     let powers = std::iter::successors(Some(1), |n: &u32| n.checked_mul(2));
