@@ -154,3 +154,31 @@ fn without_a_model_of_its_own_one_must_be_named() {
     let err = snug(&["run", "-p", "x"]).failed(2);
     assert!(err.contains("must be named") && err.contains("get-smollm2"), "{err}");
 }
+
+#[test]
+fn logits_that_are_not_numbers_are_an_error_and_never_printed() {
+    let mut model = testkit::model("llama-a").unwrap();
+    let norm = model.tensors.iter_mut().find(|t| t.name == "model.norm.weight").unwrap();
+    norm.offset = f32::NAN;
+    let dir = tempfile::tempdir().unwrap();
+    testkit::write_checkpoint(&model, dir.path()).unwrap();
+    for args in [&["logits", "--json"][..], &["logits", "--all", "--json"], &["logits"], &["run", "--json", "-n", "1"]]
+    {
+        let args: Vec<&str> = args.iter().copied().chain([str(dir.path()), "--ids", "1,2"]).collect();
+        let err = snug(&args).failed(1);
+        assert!(err.contains("not numbers"), "{args:?}: {err}");
+    }
+}
+
+#[test]
+fn what_is_wrong_inside_a_file_is_said_with_its_name() {
+    let lacking = tiny("llama-a", |c| {
+        c.as_object_mut().unwrap().remove("hidden_size");
+    });
+    let other = tiny("llama-a", |c| c["intermediate_size"] = 96.into());
+    for (dir, said) in [(&lacking, "hidden_size"), (&other, "mlp.gate_proj.weight")] {
+        let err = snug(&["logits", str(dir.path()), "--ids", "1"]).failed(1);
+        let name = dir.path().file_name().unwrap().to_str().unwrap();
+        assert!(err.contains(said) && err.contains(name), "{err}");
+    }
+}
