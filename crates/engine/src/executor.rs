@@ -68,7 +68,7 @@ fn layers(
 /// Which rows of a prefill give logits.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// The last one.
+    /// The last one of each sequence.
     Last,
     /// Every one.
     All,
@@ -84,7 +84,7 @@ pub struct Executor {
     dev: Box<dyn Device>,
     ledger: Ledger,
     plan: Plan,
-    /// `i32[rows, 1]` at a fixed address: which rows give logits.
+    /// `i32[rows, 1]` at a fixed address: every row, where all of them give logits.
     pick: View,
     /// What pays for the device's arena.
     _workspace: Reservation,
@@ -230,12 +230,15 @@ impl Executor {
         self.dev.step_begins(class);
         let append = self.state.reserve(self.dev.as_mut(), class, spans)?;
         let rows = self.state.rows(&append, 0..append.n())?;
-        let picked: Vec<i32> = match wanted {
-            Wanted::All => (0..append.n() as i32).collect(),
-            Wanted::Last => vec![append.n() as i32 - 1],
+        let pick = match wanted {
+            Wanted::Last => self.state.last_rows(&append)?,
+            Wanted::All => {
+                let all: Vec<i32> = (0..append.n() as i32).collect();
+                let pick = self.pick.rows(0, append.n());
+                self.dev.write_i32(pick, &all)?;
+                pick
+            }
         };
-        let pick = self.pick.rows(0, picked.len() as u32);
-        self.dev.write_i32(pick, &picked)?;
         self.finish(append, rows, Some(pick), accept)
     }
 
