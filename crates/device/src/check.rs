@@ -3,7 +3,8 @@
 use crate::arena::Arena;
 use crate::error::{Error, Result};
 use crate::op::{Acc, Op, Routing, Rows, StreamView, row_bytes};
-use crate::view::{Act, Buf, ExpertMats, Mat, MatSet, View};
+use crate::split;
+use crate::view::{Act, Buf, ExpertMats, Layout, Mat, MatSet, View};
 
 struct Checker(&'static str);
 
@@ -32,14 +33,38 @@ impl Checker {
     }
     fn mat(&self, name: &str, m: &Mat, n: u32, k: u32) -> Result<()> {
         self.that((m.n, m.k) == (n, k), || format!("{name} is [{}, {}], needed is [{n}, {k}]", m.n, m.k))?;
+        if m.layout == Layout::Split {
+            return self.split(name, m, n as u64);
+        }
         let row = row_bytes(m).ok_or_else(|| Error::NoKernel { op: self.0, fmt: m.fmt.to_string() })?;
         let Some(plane) = m.planes[0] else { return self.that(false, || format!("{name} is not loaded")) };
         self.that(plane.len >= row * n as u64, || {
             format!("{name} has {} bytes, needed are {}", plane.len, row * n as u64)
         })
     }
+    /// The planes of a split matrix of `rows` rows.
+    fn split(&self, name: &str, m: &Mat, rows: u64) -> Result<()> {
+        let each = split::row_parts(&m.fmt, m.k);
+        let each = each.ok_or_else(|| Error::NoKernel { op: self.0, fmt: m.fmt.to_string() })?;
+        for (plane, need) in m.planes.iter().zip(each.map(|e| e * rows)) {
+            let have = plane.map_or(0, |b| b.len);
+            self.that(have >= need, || format!("a plane of {name} has {have} bytes, needed are {need}"))?;
+        }
+        Ok(())
+    }
     fn set(&self, name: &str, s: &MatSet, n: u32, k: u32) -> Result<()> {
         self.mat(name, &s.first, n, k)?;
+        if s.first.layout == Layout::Split {
+            let last = s.slot(s.slots.saturating_sub(1));
+            return last.map_or(Ok(()), |m| {
+                let gone = |(p, q): (&Option<Buf>, &Option<Buf>)| p.zip(*q).map_or(0, |(p, q)| q.off - p.off);
+                let ends = s.first.planes.iter().zip(&m.planes).map(gone);
+                let left = s.first.planes.iter().zip(ends).map(|(p, gone)| p.map_or(0, |b| b.len.saturating_sub(gone)));
+                let each = split::row_parts(&m.fmt, m.k).unwrap_or_default().map(|e| e * n as u64);
+                let whole = left.zip(each).all(|(have, need)| have >= need);
+                self.that(whole, || format!("{name} does not hold its {} slots", s.slots))
+            });
+        }
         let plane = s.first.planes[0].map_or(0, |b| b.len);
         let last = s.step[0] * s.slots.saturating_sub(1) as u64 + row_bytes(&s.first).unwrap_or(0) * n as u64;
         self.that(plane >= last, || format!("{name} does not hold its {} slots", s.slots))

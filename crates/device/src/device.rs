@@ -68,6 +68,9 @@ pub trait Device: Send {
     fn host_mut(&mut self, b: Buf) -> Option<&mut [u8]>;
     /// Copies `src` to the start of `dst`. Not inside a graph.
     fn write(&mut self, dst: Buf, src: &[u8]) -> Result<Fence>;
+    /// Copies rows `first .. first + rows` of a matrix, given as in the file, to where `dst` has them, in its layout. Not
+    /// inside a graph.
+    fn load_rows(&mut self, dst: &Mat, first: u64, rows: u64, src: &[u8]) -> Result<Fence>;
     /// Waits for everything enqueued, then copies the start of `src` out. The only wait. Not inside a graph.
     fn read(&mut self, src: Buf, dst: &mut [u8]) -> Result<()>;
     /// Tells which role the rows of the coming ops have. Only devices that measure listen.
@@ -153,6 +156,13 @@ impl dyn Device + '_ {
 /// Refuses host access inside a graph; every backend calls it first.
 pub(crate) fn outside_graph(d: &dyn Device, what: &'static str) -> Result<()> {
     if d.in_graph() { Err(Error::InGraph(what)) } else { Ok(()) }
+}
+
+/// [`Device::load_rows`] for matrices in file layout: a plain copy.
+pub(crate) fn load_file_rows(d: &mut dyn Device, dst: &Mat, first: u64, rows: u64, src: &[u8]) -> Result<Fence> {
+    let (row, plane) = op::row_bytes(dst).zip(dst.planes[0]).ok_or(Error::BadBuf)?;
+    let to = plane.slice(first * row, rows * row).filter(|b| b.bytes() == src.len() as u64).ok_or(Error::BadBuf)?;
+    d.write(to, src)
 }
 
 /// Bytes of a matrix in file layout, or an error naming the op when its format has no blocks of that shape.

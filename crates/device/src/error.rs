@@ -58,6 +58,17 @@ pub enum Error {
         /// The best there is.
         have: &'static str,
     },
+    /// No NVIDIA GPU can be used here.
+    #[error("{0}")]
+    NoCuda(String),
+    /// The NVIDIA driver refused a call.
+    #[error("{call}: {what}")]
+    Cuda {
+        /// The call.
+        call: &'static str,
+        /// Its message.
+        what: String,
+    },
     /// The system refused a kernel thread.
     #[error("a kernel thread could not be started: {0}; ask for fewer threads")]
     Threads(std::io::Error),

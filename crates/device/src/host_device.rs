@@ -1,11 +1,11 @@
 //! A device whose memory is the host's: everything but the kernels, once for all of them.
 
 use crate::arena::Arena;
-use crate::device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn, outside_graph};
+use crate::device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn, load_file_rows, outside_graph};
 use crate::error::{Error, Result};
 use crate::host::HostMemory;
 use crate::op::Op;
-use crate::view::Buf;
+use crate::view::{Buf, Mat};
 use memory::{RegionSizes, Reservation};
 
 /// The kernels of a host backend.
@@ -67,6 +67,9 @@ impl<K: Kernels> Device for HostDevice<K> {
         let to = self.mem.bytes_mut(&dst)?.get_mut(..src.len()).ok_or(Error::BadBuf)?;
         to.copy_from_slice(src);
         Ok(Fence(0))
+    }
+    fn load_rows(&mut self, dst: &Mat, first: u64, rows: u64, src: &[u8]) -> Result<Fence> {
+        load_file_rows(self, dst, first, rows, src)
     }
     fn read(&mut self, src: Buf, dst: &mut [u8]) -> Result<()> {
         outside_graph(self, "read")?;

@@ -6,12 +6,14 @@
 //!
 //! - `reference`: the plain f32 implementation of each op: the oracle of every other backend.
 //! - `cpu`: x86-64 kernels (AVX2, AVX-512) and their thread pool.
+//! - `cuda`: one NVIDIA GPU.
 //! - `meter`: runs on shapes alone and counts.
 //! - `profile`: around another device, times what it does.
 
 pub mod arena;
 pub mod check;
 pub mod cpu;
+pub mod cuda;
 mod device;
 mod error;
 pub mod host;
@@ -20,11 +22,13 @@ pub mod meter;
 pub mod op;
 pub mod profile;
 pub mod reference;
+pub mod split;
 pub mod tolerance;
 mod view;
 
 pub use arena::{Arena, Region};
 pub use cpu::{Cpu, CpuOptions, Isa};
+pub use cuda::Cuda;
 pub use device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn, mat_bytes};
 pub use error::{Error, Result};
 pub use meter::Meter;

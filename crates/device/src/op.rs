@@ -427,6 +427,14 @@ impl Op {
 
 /// Bytes of one row of a matrix in file layout, `None` when the format has no rows of that width in one plane.
 pub fn row_bytes(m: &Mat) -> Option<u64> {
+    match m.layout {
+        crate::Layout::File => file_row_bytes(m),
+        crate::Layout::Split => None,
+    }
+}
+
+/// Bytes that a row of the matrix has in the file, however it lies on the device.
+pub fn file_row_bytes(m: &Mat) -> Option<u64> {
     match m.fmt {
         checkpoint::Format::Plain(t) => t.row_bytes(m.k as u64).ok(),
         _ => None,

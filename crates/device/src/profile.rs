@@ -121,6 +121,12 @@ impl<D: Device> Device for Profiled<D> {
         self.profile.add("write", begun.elapsed(), None);
         done
     }
+    fn load_rows(&mut self, dst: &Mat, first: u64, rows: u64, src: &[u8]) -> Result<Fence> {
+        let begun = Instant::now();
+        let done = self.dev.load_rows(dst, first, rows, src);
+        self.profile.add("load", begun.elapsed(), None);
+        done
+    }
     fn read(&mut self, src: Buf, dst: &mut [u8]) -> Result<()> {
         let begun = Instant::now();
         let done = self.dev.read(src, dst);

@@ -11,6 +11,10 @@ pub const LINEAR_FLOAT: f32 = 1e-5;
 /// offset to codes that are never negative, the two parts cancel and each is up to a few times larger than the sum.
 pub const LINEAR_BLOCK: f32 = 1e-5;
 
+/// Products of many rows on tensor cores, relative to `|x| |w|`: both operands are rounded to bf16 (2^-9 each at most), and
+/// the roundings of some hundred to thousand products add up like their root.
+pub const LINEAR_BF16: f32 = 4e-3;
+
 // The tolerances below are relative to the element plus the root mean square of its operand.
 
 /// Norms: a few hundred to a few thousand squares summed in f32 in some fixed order, then two roundings.

@@ -124,6 +124,8 @@ impl View {
 pub enum Layout {
     /// As in the file: rows of blocks one behind the other, at any alignment.
     File,
+    /// Codes, high bits and scales in planes of their own: see [`crate::split`].
+    Split,
 }
 
 /// A weight matrix `[n, k]`: `n` outputs, `k` inputs. Any file offset is legal.
@@ -139,6 +141,25 @@ pub struct Mat {
     pub layout: Layout,
     /// Codes, scales, mins or zeros, global scale: as many as the format has.
     pub planes: [Option<Buf>; 4],
+}
+
+impl Mat {
+    /// Rows `first .. first + n` as a matrix, `None` when a plane ends before them. The planes keep what lies behind, so a
+    /// [`MatSet`] may step from there.
+    pub fn rows(&self, first: u32, n: u32) -> Option<Mat> {
+        let each = match self.layout {
+            Layout::File => [crate::op::row_bytes(self)?, 0, 0],
+            Layout::Split => crate::split::row_parts(&self.fmt, self.k)?,
+        };
+        let mut m = Mat { n, ..*self };
+        for (plane, each) in m.planes.iter_mut().zip(each) {
+            if let Some(b) = plane {
+                let off = first as u64 * each;
+                *b = b.slice(off, b.len.checked_sub(off)?)?;
+            }
+        }
+        Some(m)
+    }
 }
 
 /// The same matrix of several experts, slot by slot.

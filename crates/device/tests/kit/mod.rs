@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use checkpoint::{Block, DType, Format};
-use device::{Act, Buf, Cpu, CpuOptions, Device, Isa, Layout, Mat, View};
+use device::{Act, Buf, Cpu, CpuOptions, Device, Isa, Layout, Mat, MatSet, View, split};
 use half::f16;
 use memory::{Class, Ledger, RegionSizes, Tier};
 
@@ -68,6 +68,33 @@ impl Rig {
         let fmt = Format::Plain(w.dtype);
         Mat { n: w.n as u32, k: w.k as u32, fmt, layout: Layout::File, planes: [Some(plane), None, None, None] }
     }
+    /// A matrix in the layout that the device wants.
+    pub fn load(&mut self, w: &Weights) -> Mat {
+        self.load_set(std::slice::from_ref(w)).first
+    }
+    /// Matrices of one shape, one behind the other, in the layout that the device wants.
+    pub fn load_set(&mut self, all: &[Weights]) -> MatSet {
+        let (w, fmt) = (&all[0], Format::Plain(all[0].dtype));
+        let (n, k, rows) = (w.n as u32, w.k as u32, (w.n * all.len()) as u64);
+        let (m, step) = match self.dev.layout_of(&fmt) {
+            Layout::File => {
+                let bytes: Vec<u8> = all.iter().flat_map(|w| w.bytes.clone()).collect();
+                let plane = self.bytes(&bytes);
+                let m = Mat { n, k, fmt, layout: Layout::File, planes: [Some(plane), None, None, None] };
+                return MatSet { first: m, step: [w.bytes.len() as u64, 0, 0, 0], slots: all.len() as u32 };
+            }
+            Layout::Split => {
+                let (_, bytes) = split::place(&fmt, rows, k).unwrap();
+                let whole = self.bytes(&vec![0xA5; bytes as usize]);
+                let each = split::row_parts(&fmt, k).unwrap();
+                (split::mat(fmt, n, k, rows, whole).unwrap(), each.map(|e| e * w.n as u64))
+            }
+        };
+        for (i, w) in all.iter().enumerate() {
+            self.dev.load_rows(&m, (i * w.n) as u64, w.n as u64, &w.bytes).unwrap();
+        }
+        MatSet { first: m, step: [step[0], step[1], step[2], 0], slots: all.len() as u32 }
+    }
     pub fn read(&mut self, v: View) -> Vec<f32> {
         self.dev.read_f32(v).unwrap()
     }
@@ -91,6 +118,16 @@ pub struct Weights {
 }
 
 impl Weights {
+    /// Rows `first .. first + n`.
+    pub fn rows(&self, first: usize, n: usize) -> Weights {
+        let row = self.bytes.len() / self.n;
+        Weights {
+            n,
+            bytes: self.bytes[first * row..(first + n) * row].to_vec(),
+            values: self.values[first * self.k..(first + n) * self.k].to_vec(),
+            ..*self
+        }
+    }
     /// Blocks of random codes and sub-scales: every bit pattern, with block scales of a sensible size.
     pub fn random(rng: &mut Rng, dtype: DType, n: usize, k: usize) -> Self {
         let mut bytes = vec![0; dtype.row_bytes(k as u64).unwrap() as usize * n];

@@ -1,0 +1,129 @@
+//! Arguments of kernels, field by field as `kernels/*.cu` declare them.
+
+use super::driver::Ptr;
+
+/// `View` of common.cuh.
+#[derive(Copy, Clone)]
+#[repr(C)]
+pub struct View {
+    pub p: Ptr,
+    pub rows: i32,
+    pub heads: i32,
+    pub cols: i32,
+    pub s0: i32,
+    pub s1: i32,
+    pub pad: i32,
+}
+
+/// `Rows` of common.cuh.
+#[derive(Copy, Clone)]
+#[repr(C)]
+pub struct Rows {
+    pub pos: View,
+    pub seq_of: View,
+    pub page_table: View,
+    pub seq_slot: View,
+    pub rec_from: View,
+    pub rec_to: View,
+    pub n: i32,
+    pub seqs: i32,
+}
+
+/// `Mat` of decode.cuh.
+#[derive(Copy, Clone)]
+#[repr(C)]
+pub struct Mat {
+    pub q: Ptr,
+    pub h: Ptr,
+    pub s: Ptr,
+    pub n: i32,
+    pub k: i32,
+    pub step: i32,
+    pub pad: i32,
+}
+
+/// `MatSet` of moe.cu.
+#[derive(Copy, Clone)]
+#[repr(C)]
+pub struct MatSet {
+    pub first: Mat,
+    pub step: [u64; 3],
+    pub slots: i32,
+    pub pad: i32,
+}
+
+/// `Fifteen` of dot.cuh.
+#[derive(Copy, Clone)]
+#[repr(C)]
+pub struct Fifteen {
+    pub hi: Ptr,
+    pub lo: Ptr,
+    pub meta: Ptr,
+}
+
+/// `Chosen` of moe.cu.
+#[derive(Copy, Clone)]
+#[repr(C)]
+pub struct Chosen {
+    pub ids: View,
+    pub w: View,
+    pub slot_of: Ptr,
+    pub bits: [u32; 32],
+    pub all: i32,
+    pub pad: i32,
+    pub experts: i32,
+    pub k: i32,
+}
+
+/// `Stream` of attention.cu.
+#[derive(Copy, Clone)]
+#[repr(C)]
+pub struct Stream {
+    pub p: Ptr,
+    pub page_bytes: u64,
+    pub fmt: i32,
+    pub heads: i32,
+    pub d: i32,
+    pub ring: i32,
+}
+
+macro_rules! args {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident : $ty:ty),* $(,)? })*) => {
+        $($(#[$doc])* #[derive(Copy, Clone)] #[repr(C)] pub struct $name { $(pub $field: $ty),* })*
+    };
+}
+
+args! {
+    Norm { out: View, x: View, w: Ptr, eps: f32 }
+    Rope { x: View, pos: View, inv_freq: Ptr, dims: i32, adjacent: i32, factor: f32 }
+    Gate { x: View, g: View, act: i32 }
+    Glu { out: View, gate: View, up: View, glu: i32, limit: f32, alpha: f32 }
+    Add { x: View, y: View }
+    Gather { out: View, x: View, rows: View }
+    Combine { out: View, base: View, parts: View, w: View }
+    Route { ids: View, w: View, logits: View, k: i32, renormalise: i32 }
+    Conv { out: View, x: View, w: Ptr, conv: Ptr, rows: Rows, kernel: i32, conv_elems: i32, slots: i32 }
+    Delta {
+        out: View, qkv: View, a: View, b: View, decay: Ptr, dt: Ptr, state: Ptr, rows: Rows,
+        n_k: i32, n_v: i32, d_k: i32, d_v: i32, modulo: i32, state_elems: i32, slots: i32,
+    }
+    Repack { src: Ptr, q: Ptr, h: Ptr, s: Ptr, fmt: i32, groups: i32, rows: i64 }
+    Quant { x: View, to: Fifteen }
+    Linear { out: View, x: View, q: Fifteen, w: Mat, bias: Ptr, add: i32, pad: i32 }
+    Embed { out: View, ids: View, table: Mat, scale: f32 }
+    GateUp {
+        mid: View, h: View, q: Fifteen, gate: MatSet, up: MatSet, c: Chosen, glu: i32, limit: f32, alpha: f32, pad: i32,
+    }
+    Down { parts: View, mid: View, q: Fifteen, down: MatSet, c: Chosen }
+    Sort { c: Chosen, order: Ptr, count: Ptr, tiles: Ptr, n: i32, tile: i32 }
+    Sum { sum: View, parts: View, c: Chosen }
+    Bf16 { x: View, to: Ptr, k: i32, pad: i32 }
+    Gemm {
+        out: View, x: Ptr, w: Mat, step: [u64; 3], bias: Ptr, order: Ptr, tiles: Ptr, count: Ptr,
+        rows: i32, kp: i32, add: i32, from_div: i32,
+    }
+    Append { st: Stream, rows: Rows, k: View, v: View }
+    Attention {
+        out: View, q: View, st: Stream, rows: Rows, scale: f32, window: i32, sinks: Ptr, scratch: Ptr, room: i32, whole: i32,
+    }
+}

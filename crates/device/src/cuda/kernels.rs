@@ -1,0 +1,104 @@
+//! Every kernel of the program, found once when a device is opened.
+
+use super::driver::{Context, Kernel};
+use super::image;
+use crate::error::{Error, Result};
+use checkpoint::{Block, DType, Format};
+use std::collections::HashMap;
+
+/// Formats in the order of `enum Fmt` in decode.cuh, by the names in the kernels' names.
+const FORMATS: [&str; 14] =
+    ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"];
+
+/// A format's number in the kernels.
+pub fn number(fmt: &Format) -> Option<usize> {
+    let Format::Plain(t) = fmt else { return None };
+    let name = match t {
+        DType::F32 => "f32",
+        DType::F16 => "f16",
+        DType::BF16 => "bf16",
+        DType::Block(Block::Q4_0) => "q4_0",
+        DType::Block(Block::Q4_1) => "q4_1",
+        DType::Block(Block::Q5_0) => "q5_0",
+        DType::Block(Block::Q5_1) => "q5_1",
+        DType::Block(Block::Q8_0) => "q8_0",
+        DType::Block(Block::Q4K) => "q4_k",
+        DType::Block(Block::Q5K) => "q5_k",
+        DType::Block(Block::Q6K) => "q6_k",
+        DType::Block(Block::Iq4Nl) => "iq4_nl",
+        DType::Block(Block::Iq4Xs) => "iq4_xs",
+        DType::Block(Block::Mxfp4) => "mxfp4",
+        _ => return None,
+    };
+    FORMATS.iter().position(|f| *f == name)
+}
+
+/// Shared memory that a GEMM of `rows` rows a block takes: two stages of tiles 64 wide in bf16.
+pub const fn gemm_shared(rows: u32) -> u32 {
+    2 * (rows + 128) * 128
+}
+
+/// Kernels by name.
+pub struct Kernels {
+    by_name: HashMap<String, Kernel>,
+    /// The architecture they were compiled for.
+    pub arch: String,
+}
+
+fn names(unit: &str) -> Vec<String> {
+    let some = |names: &[&str]| names.iter().map(|n| n.to_string()).collect::<Vec<_>>();
+    let each = |from: usize, forms: &[&str]| -> Vec<String> {
+        FORMATS[from..].iter().flat_map(|f| forms.iter().map(move |form| form.replace('*', f))).collect()
+    };
+    match unit {
+        "rows" => some(&["rms_norm", "rope", "gate", "glu", "add", "gather_rows", "combine", "route"]),
+        "recurrent" => some(&["conv_silu", "delta_32", "delta_128", "delta_256"]),
+        "repack" => some(&["repack"]),
+        "linear" => {
+            [some(&["quantise"]), each(0, &["linear_*_1", "linear_*_2", "linear_*_4", "linear_*_8", "embed_*"])]
+                .concat()
+        }
+        "moe" => [some(&["expert_sort", "expert_sum"]), each(0, &["gate_up_*", "down_*"])].concat(),
+        "gemm" => [some(&["to_bf16"]), each(1, &["gemm_*_128", "gemm_*_32"])].concat(),
+        "attention" => some(&["append", "attention_few_f32", "attention_few_bf16", "attention_meet"]),
+        _ => Vec::new(),
+    }
+}
+
+impl Kernels {
+    /// Loads the code that suits a card best.
+    ///
+    /// # Errors
+    /// [`Error::NoCuda`] for cards that are too old, [`Error::Cuda`].
+    pub fn load(cx: &Context, capability: u32) -> Result<Self> {
+        let (arch, units) = image::code_for(capability)?;
+        let mut by_name = HashMap::new();
+        for (unit, code) in units {
+            let names = names(&unit);
+            let found = cx.load(&code, &names)?;
+            by_name.extend(names.into_iter().zip(found));
+        }
+        for (name, k) in &by_name {
+            if let Some(rows) = name.strip_prefix("gemm_").and_then(|n| n.rsplit('_').next()?.parse().ok()) {
+                cx.allow_shared(*k, gemm_shared(rows))?;
+            }
+        }
+        Ok(Kernels { by_name, arch })
+    }
+    /// A kernel.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] naming a kernel that the program does not have.
+    pub fn get(&self, name: &str) -> Result<Kernel> {
+        let missing = || Error::Cuda { call: "kernel", what: format!("{name} is not in the program") };
+        self.by_name.get(name).copied().ok_or_else(missing)
+    }
+    /// A kernel of a format.
+    ///
+    /// # Errors
+    /// [`Error::NoKernel`] for formats that this backend does not multiply.
+    pub fn of(&self, op: &'static str, form: &str, fmt: &Format) -> Result<Kernel> {
+        let n = number(fmt).ok_or_else(|| Error::NoKernel { op, fmt: fmt.to_string() })?;
+        self.get(&form.replace('*', FORMATS[n]))
+    }
+}

@@ -1,0 +1,182 @@
+// History: keys and values into pages, and causal attention over them.
+#include "common.cuh"
+
+enum { KV_F32 = 0, KV_BF16 = 1 };
+// A layer's pages: keys [heads, 256, d], then values, of each page.
+struct Stream { u8* p; u64 page_bytes; int fmt, heads, d, ring; };
+
+// Page of position `pos` of the step's sequence `seq`, -1 where there is none.
+DEV long page_of(const Stream& st, const Rows& rows, int seq, int pos) {
+  if (st.ring > 0) return (long)*i32(rows.seq_slot, seq) * st.ring + pos / 256 % st.ring;
+  return pos / 256 < rows.page_table.cols ? i32(rows.page_table, seq)[pos / 256] : -1;
+}
+template <int K> DEV const u8* vector_at(const Stream& st, long page, int plane, int head, int at) {
+  return st.p + page * st.page_bytes + ((long)(plane * st.heads + head) * 256 + at) * st.d * (K == KV_F32 ? 4 : 2);
+}
+template <int K> DEV float elem(const u8* v, int i) {
+  return K == KV_F32 ? ((const float*)v)[i] : __bfloat162float(((const __nv_bfloat16*)v)[i]);
+}
+
+struct AppendArgs { Stream st; Rows rows; View k, v; };
+extern "C" __global__ void append(AppendArgs a) {
+  int row = blockIdx.x / a.st.heads, head = blockIdx.x % a.st.heads;
+  int seq = *i32(a.rows.seq_of, row), pos = *i32(a.rows.pos, row);
+  long page = page_of(a.st, a.rows, seq, pos);
+  if (page < 0) return;
+  for (int plane = 0; plane < 2; plane++) {
+    const float* x = f32(plane ? a.v : a.k, row, head);
+    if (a.st.fmt == KV_F32) {
+      float* to = (float*)vector_at<KV_F32>(a.st, page, plane, head, pos % 256);
+      for (int i = threadIdx.x; i < a.st.d; i += blockDim.x) to[i] = x[i];
+    } else {
+      __nv_bfloat16* to = (__nv_bfloat16*)vector_at<KV_BF16>(a.st, page, plane, head, pos % 256);
+      for (int i = threadIdx.x; i < a.st.d; i += blockDim.x) to[i] = __float2bfloat16(x[i]);
+    }
+  }
+}
+
+struct AttnArgs {
+  View out, q;
+  Stream st;
+  Rows rows;
+  float scale;
+  int window;  // 0: none
+  const float* sinks;
+  float* scratch;
+  int room;
+  int whole;  // one partition, whatever the length: many rows
+};
+
+static constexpr int PARTS = 32, TILE = 64;
+
+// What a row sees, cut into at most 32 partitions of whole pages that follow from its own position.
+struct Cut { int first, last, pages, parts; };
+DEV Cut cut_of(int pos, int window, int whole) {
+  Cut c;
+  c.last = pos;
+  c.first = window > 0 ? max(0, pos + 1 - window) : 0;
+  int pages = c.last / 256 - c.first / 256 + 1, each = (pages + PARTS - 1) / PARTS, two = 1;
+  while (two < each || (whole && two < pages)) two *= 2;
+  c.pages = two;
+  c.parts = (pages + two - 1) / two;
+  return c;
+}
+DEV float* held(const AttnArgs& a, int row, int head, int part) {
+  return a.scratch + (((long)row * a.q.heads + head) * a.room + part) * (a.st.d + 2);
+}
+
+// One partition of one row for the query heads of one key head. 8 warps; every warp scores its own keys, then all
+// threads weigh values column by column. Query heads go in blocks of H.
+template <int K, int H> DEV void few(const AttnArgs& a) {
+  extern __shared__ float mem[];
+  int group = a.q.heads / a.st.heads, d = a.st.d, kv = blockIdx.y, row = blockIdx.z, part = blockIdx.x;
+  int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+  int seq = *i32(a.rows.seq_of, row);
+  Cut cut = cut_of(*i32(a.rows.pos, row), a.window, a.whole);
+  if (part >= cut.parts || part >= a.room) return;
+  int page0 = cut.first / 256 + part * cut.pages;
+  int start = max(cut.first, page0 * 256), end = min(cut.last + 1, (page0 + cut.pages) * 256);
+  float *q = mem, *p = q + H * d, *stat = p + H * TILE;  // stat: [H][max, sum, keep]
+  for (int h0 = 0; h0 < group; h0 += H) {
+    int heads = min(H, group - h0);
+    __syncthreads();
+    for (int i = threadIdx.x; i < H * d; i += blockDim.x)
+      q[i] = i / d < heads ? f32(a.q, row, kv * group + h0 + i / d)[i % d] * a.scale : 0.f;
+    if (threadIdx.x < H) { stat[3 * threadIdx.x] = -INF; stat[3 * threadIdx.x + 1] = 0.f; }
+    float acc[2][H] = {};
+    for (int at = start; at < end;) {
+      int n = min((at / TILE + 1) * TILE, end) - at;
+      long page = page_of(a.st, a.rows, seq, at);
+      if (page < 0) break;
+      __syncthreads();
+      for (int j = warp; j < n; j += warps) {
+        const u8* key = vector_at<K>(a.st, page, 0, kv, at % 256 + j);
+        float s[H] = {};
+        for (int i = lane * 4; i < d; i += 128) {
+          float x[4];
+          if (K == KV_BF16 && d % 4 == 0) {
+            uint2 v = __ldg((const uint2*)(key + 2 * i));
+            x[0] = __uint_as_float(v.x << 16); x[1] = __uint_as_float(v.x & 0xffff0000u);
+            x[2] = __uint_as_float(v.y << 16); x[3] = __uint_as_float(v.y & 0xffff0000u);
+          } else {
+#pragma unroll
+            for (int e = 0; e < 4; e++) x[e] = i + e < d ? elem<K>(key, i + e) : 0.f;
+          }
+#pragma unroll
+          for (int h = 0; h < H; h++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[h] = i + e < d ? fmaf(q[h * d + i + e], x[e], s[h]) : s[h];
+        }
+#pragma unroll
+        for (int h = 0; h < H; h++) {
+          float y = warp_sum(s[h]);
+          if (lane == 0) p[h * TILE + j] = y;
+        }
+      }
+      __syncthreads();
+      for (int h = warp; h < H; h += warps) {
+        float a0 = lane < n ? p[h * TILE + lane] : -INF, a1 = lane + 32 < n ? p[h * TILE + lane + 32] : -INF;
+        float old = stat[3 * h], m = fmaxf(old, warp_max(fmaxf(a0, a1)));
+        a0 = lane < n ? expf(a0 - m) : 0.f;
+        a1 = lane + 32 < n ? expf(a1 - m) : 0.f;
+        p[h * TILE + lane] = a0;
+        p[h * TILE + lane + 32] = a1;
+        float keep = expf(old - m), sum = warp_sum(a0 + a1);
+        __syncwarp();
+        if (lane == 0) { stat[3 * h] = m; stat[3 * h + 1] = stat[3 * h + 1] * keep + sum; stat[3 * h + 2] = keep; }
+      }
+      __syncthreads();
+#pragma unroll
+      for (int u = 0; u < 2; u++) {
+        int c = threadIdx.x + u * blockDim.x;
+        if (c >= d) break;
+#pragma unroll
+        for (int h = 0; h < H; h++) acc[u][h] *= stat[3 * h + 2];
+        const u8* v = vector_at<K>(a.st, page, 1, kv, at % 256);
+        for (int j = 0; j < n; j++) {
+          float x = elem<K>(v + (long)j * d * (K == KV_F32 ? 4 : 2), c);
+#pragma unroll
+          for (int h = 0; h < H; h++) acc[u][h] = fmaf(p[h * TILE + j], x, acc[u][h]);
+        }
+      }
+      at += n;
+    }
+    __syncthreads();
+    for (int h = 0; h < heads; h++) {
+      float* to = held(a, row, kv * group + h0 + h, part);
+      if (threadIdx.x == 0) { to[0] = stat[3 * h]; to[1] = stat[3 * h + 1]; }
+#pragma unroll
+      for (int u = 0; u < 2; u++) {
+        int c = threadIdx.x + u * blockDim.x;
+        if (c < d) {
+#pragma unroll
+          for (int i = 0; i < H; i++)
+            if (i == h) to[2 + c] = acc[u][i];
+        }
+      }
+    }
+  }
+}
+extern "C" __global__ void __launch_bounds__(256) attention_few_f32(AttnArgs a) { few<KV_F32, 4>(a); }
+extern "C" __global__ void __launch_bounds__(256) attention_few_bf16(AttnArgs a) { few<KV_BF16, 8>(a); }
+
+// Partitions of a (row, head) meet in a tree that their number alone decides.
+extern "C" __global__ void attention_meet(AttnArgs a) {
+  int row = blockIdx.x / a.q.heads, head = blockIdx.x % a.q.heads, d = a.st.d;
+  Cut cut = cut_of(*i32(a.rows.pos, row), a.window, a.whole);
+  int parts = min(cut.parts, a.room);
+  for (int step = 1; step < parts; step *= 2) {
+    for (int part = 0; part + step < parts; part += 2 * step) {
+      float *x = held(a, row, head, part), *y = held(a, row, head, part + step);
+      float m = fmaxf(x[0], y[0]), bx = expf(x[0] - m), by = expf(y[0] - m);
+      __syncthreads();
+      for (int i = threadIdx.x + 1; i < d + 2; i += blockDim.x) x[i] = fmaf(y[i], by, x[i] * bx);
+      if (threadIdx.x == 0) x[0] = m;
+      __syncthreads();
+    }
+  }
+  float *x = held(a, row, head, 0), sink = a.sinks ? a.sinks[head] : -INF, m = fmaxf(x[0], sink), own = expf(x[0] - m);
+  float total = x[1] * own + (a.sinks ? expf(sink - m) : 0.f), by = own / total;
+  float* out = f32(a.out, row, head);
+  for (int i = threadIdx.x; i < d; i += blockDim.x) out[i] = x[2 + i] * by;
+}

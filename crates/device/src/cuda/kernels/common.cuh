@@ -1,0 +1,64 @@
+// What every kernel file shares: views, warp sums, and the exact functions of f32 arithmetic.
+// Structs mirror `args.rs`, field by field.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef signed char i8;
+
+#define DEV __device__ __forceinline__
+#define FULL 0xffffffffu
+#define INF __int_as_float(0x7f800000)
+#define NOT_A_NUMBER __int_as_float(0x7fffffff)
+
+// A strided [rows, heads, cols]; columns are contiguous, strides in elements.
+struct View {
+  void* p;
+  int rows, heads, cols, s0, s1, pad;
+};
+DEV float* f32(const View& v, long row, long head) { return (float*)v.p + row * v.s0 + head * v.s1; }
+DEV int* i32(const View& v, long row) { return (int*)v.p + row * v.s0; }
+
+// The rows of a step, as `Rows` in op.rs.
+struct Rows {
+  View pos, seq_of, page_table, seq_slot, rec_from, rec_to;
+  int n, seqs;
+};
+
+DEV float warp_sum(float x) {
+#pragma unroll
+  for (int d = 16; d > 0; d >>= 1) x += __shfl_xor_sync(FULL, x, d);
+  return x;
+}
+DEV int warp_sum(int x) {
+#pragma unroll
+  for (int d = 16; d > 0; d >>= 1) x += __shfl_xor_sync(FULL, x, d);
+  return x;
+}
+DEV float warp_max(float x) {
+#pragma unroll
+  for (int d = 16; d > 0; d >>= 1) x = fmaxf(x, __shfl_xor_sync(FULL, x, d));
+  return x;
+}
+
+// Sum over a block of at most 1024 threads; the order depends on the block size alone.
+DEV float block_sum(float x, float* shared) {
+  int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = (blockDim.x + 31) >> 5;
+  x = warp_sum(x);
+  __syncthreads();
+  if (lane == 0) shared[warp] = x;
+  __syncthreads();
+  x = lane < warps ? shared[lane] : 0.f;
+  return warp_sum(x);
+}
+
+DEV float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+DEV float silu(float x) { return x * sigmoid(x); }
+
+// Activation functions and gated units by number, as args.rs numbers them.
+enum { ACT_SIGMOID = 0, ACT_SILU = 1 };
+DEV float act(int kind, float g) { return kind == ACT_SIGMOID ? sigmoid(g) : silu(g); }

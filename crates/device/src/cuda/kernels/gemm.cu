@@ -1,0 +1,205 @@
+// Products of many rows on tensor cores: activations rounded to bf16, weight tiles decoded to bf16 in shared memory.
+// The K order of an element is fixed, so a row's bits do not depend on the tile or the company it is computed in.
+#include "dot.cuh"
+
+struct BfArgs { View x; __nv_bfloat16* to; int k, pad; };
+// Rows of x as dense bf16 [rows, k], k padded with zeros to a multiple of 64.
+extern "C" __global__ void to_bf16(BfArgs a) {
+  long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= (long)a.x.rows * a.k) return;
+  int row = i / a.k, c = i % a.k;
+  a.to[i] = __float2bfloat16(c < a.x.cols ? f32(a.x, row, 0)[c] : 0.f);
+}
+
+// `out[to(r)] = x[from(r)] w^T`. Without tiles r is the row itself. With tiles (experts) a tile's rows are entries of
+// `order`; x is read at entry / from_div and out written at the entry, so 2-d grids of tiles cover all experts.
+struct GemmArgs {
+  View out;
+  const __nv_bfloat16* x;
+  Mat w;
+  u64 step[3];
+  const float* bias;
+  const int* order;
+  const int4* tiles;
+  const int* count;
+  int rows, kp, add, from_div;
+};
+
+DEV u32 smem_of(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+DEV void copy16(u32 to, const void* from, bool there) {
+  int n = there ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n));
+}
+DEV void commit() { asm volatile("cp.async.commit_group;"); }
+DEV void wait_all() { asm volatile("cp.async.wait_all;"); }
+DEV void ldsm4(u32* r, u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+DEV void mma(float* c, const u32* a, const u32* b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+static constexpr int BK = 64, BN = 128, THREADS = 256;
+// A row of a tile is 128 bytes; its eight 16-byte pieces are rotated by the row so that ldmatrix meets no conflict.
+DEV u32 piece(int row, int c) { return row * 128 + ((c ^ (row & 7)) << 4); }
+DEV u32 pack(float a, float b) {
+  __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
+  return *(u32*)&v;
+}
+// A byte as a float without a conversion instruction: 2^23 + byte, minus 2^23. Signed bytes are flipped to 0..255 before.
+DEV float byte_float(u32 word, int i, float bias) { return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + i)) - bias; }
+
+template <int F> struct WTile {
+  Raw raw;
+  uint4 plain[4];
+  DEV void fetch(const Mat& m, int row, int g, int groups) {
+    if (F == BF16 || F == F16) {
+      const u8* p = m.q + ((long)row * m.step * m.k + 32 * g) * 2;
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        int left = m.k - 32 * g - 8 * i;
+        if (left >= 8 && m.k % 8 == 0) plain[i] = __ldg((const uint4*)p + i);
+        else {
+          u32 v[4] = {};
+          for (int j = 0; j < 8 && j < left; j++) v[j >> 1] |= (u32)((const u16*)p)[8 * i + j] << (16 * (j & 1));
+          plain[i] = make_uint4(v[0], v[1], v[2], v[3]);
+        }
+      }
+    } else {
+      if (g < groups) raw = load<F>(m, row, g, groups);
+      else { raw = Raw{}; }
+    }
+  }
+  DEV void store(u32 tile, int row, int half, int g, bool there) {
+    u32 v[16];
+    if (F == BF16 || F == F16) {
+      const u32 p[16] = {plain[0].x, plain[0].y, plain[0].z, plain[0].w, plain[1].x, plain[1].y, plain[1].z, plain[1].w,
+                         plain[2].x, plain[2].y, plain[2].z, plain[2].w, plain[3].x, plain[3].y, plain[3].z, plain[3].w};
+#pragma unroll
+      for (int i = 0; i < 16; i++) v[i] = F == BF16 ? p[i] : pack(half_of(p[i]), half_of(p[i] >> 16));
+    } else {
+      Codes w = codes<F>(raw, g);
+      constexpr bool has_sign = !has_offset<F>();
+      constexpr float off = has_sign ? 8388608.f + 128.f : 8388608.f;
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        u32 c = has_sign ? w.c[i] ^ 0x80808080u : w.c[i];
+        float s = i < 4 ? w.s0 : w.s1;
+        v[2 * i] = pack(fmaf(s, byte_float(c, 0, off), w.b), fmaf(s, byte_float(c, 1, off), w.b));
+        v[2 * i + 1] = pack(fmaf(s, byte_float(c, 2, off), w.b), fmaf(s, byte_float(c, 3, off), w.b));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      uint4 x = there ? make_uint4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]) : make_uint4(0, 0, 0, 0);
+      asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(tile + piece(row, 4 * half + i)), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w));
+    }
+  }
+};
+
+// BM rows by BN outputs a block; WM warps along the rows, 8 / WM along the outputs.
+template <int F, int BM, int WM> DEV void gemm(const GemmArgs& a) {
+  constexpr int WN = 8 / WM, MT = BM / WM / 16, NT = BN / WN / 8;
+  extern __shared__ __align__(128) u8 shared[];
+  u32 xs = smem_of(shared), ws = xs + 2 * BM * 128;
+  int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, wm = warp % WM, wn = warp / WM;
+  Mat w = a.w;
+  int first = blockIdx.y * BM, rows = a.rows - first, n0 = blockIdx.x * BN;
+  if (a.tiles) {
+    if (blockIdx.y >= a.count[0]) return;
+    int4 t = a.tiles[blockIdx.y];
+    w.q += t.x * a.step[0];
+    w.h += t.x * a.step[1];
+    w.s += t.x * a.step[2];
+    first = t.y;
+    rows = t.z;
+  }
+  // This thread's pieces of x: always the same rows and column of pieces.
+  constexpr int XP = BM * 8 / THREADS;
+  const __nv_bfloat16* from[XP];
+  bool there[XP];
+#pragma unroll
+  for (int i = 0; i < XP; i++) {
+    int r = (tid + i * THREADS) >> 3;
+    there[i] = r < rows;
+    int at = first + (there[i] ? r : 0);
+    if (a.order) at = a.order[at] / a.from_div;
+    from[i] = a.x + (long)at * a.kp + 8 * (tid & 7);
+  }
+  int wrow = tid >> 1, half = tid & 1, groups = (w.k + 31) / 32, steps = a.kp / BK;
+  bool wthere = n0 + wrow < w.n;
+  WTile<F> wt;
+  auto copy_x = [&](int k, int buf) {
+#pragma unroll
+    for (int i = 0; i < XP; i++) {
+      int r = (tid + i * THREADS) >> 3;
+      copy16(xs + buf * BM * 128 + piece(r, tid & 7), from[i] + (long)k * BK, there[i]);
+    }
+    commit();
+  };
+  auto fetch_w = [&](int k) { wt.fetch(w, wthere ? n0 + wrow : 0, min(2 * k + half, groups - 1), groups); };
+  float acc[MT][NT][4] = {};
+  fetch_w(0);
+  copy_x(0, 0);
+  for (int k = 0; k < steps; k++) {
+    int buf = k & 1;
+    wt.store(ws + buf * BN * 128, wrow, half, 2 * k + half, wthere && 2 * k + half < groups);
+    wait_all();
+    __syncthreads();
+    if (k + 1 < steps) {
+      fetch_w(k + 1);
+      copy_x(k + 1, buf ^ 1);
+    }
+    u32 xb = xs + buf * BM * 128, wb = ws + buf * BN * 128;
+#pragma unroll
+    for (int kk = 0; kk < BK / 16; kk++) {
+      u32 xa[MT][4], wf[NT / 2][4];
+#pragma unroll
+      for (int m = 0; m < MT; m++) ldsm4(xa[m], xb + piece(wm * MT * 16 + m * 16 + (lane & 15), 2 * kk + (lane >> 4)));
+#pragma unroll
+      for (int n = 0; n < NT / 2; n++)
+        ldsm4(wf[n], wb + piece(wn * NT * 8 + n * 16 + (lane & 7) + ((lane >> 4) << 3), 2 * kk + (lane >> 3 & 1)));
+#pragma unroll
+      for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < NT; n++) mma(acc[m][n], xa[m], &wf[n >> 1][2 * (n & 1)]);
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int half_m = 0; half_m < 2; half_m++) {
+      int r = wm * MT * 16 + m * 16 + half_m * 8 + (lane >> 2);
+      if (r >= rows) continue;
+      float* out = f32(a.out, a.order ? a.order[first + r] : first + r, 0);
+#pragma unroll
+      for (int n = 0; n < NT; n++) {
+        int c = n0 + wn * NT * 8 + n * 8 + 2 * (lane & 3);
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+          if (c + j < w.n) {
+            float y = acc[m][n][2 * half_m + j] + (a.bias ? a.bias[c + j] : 0.f);
+            out[c + j] = a.add ? out[c + j] + y : y;
+          }
+      }
+    }
+}
+#define GEMM(NAME, F)                                                                                   \
+  extern "C" __global__ void __launch_bounds__(THREADS) gemm_##NAME##_128(GemmArgs a) { gemm<F, 128, 2>(a); } \
+  extern "C" __global__ void __launch_bounds__(THREADS) gemm_##NAME##_32(GemmArgs a) { gemm<F, 32, 1>(a); }
+GEMM(f16, F16)
+GEMM(bf16, BF16)
+GEMM(q4_0, Q4_0)
+GEMM(q4_1, Q4_1)
+GEMM(q5_0, Q5_0)
+GEMM(q5_1, Q5_1)
+GEMM(q8_0, Q8_0)
+GEMM(q4_k, Q4_K)
+GEMM(q5_k, Q5_K)
+GEMM(q6_k, Q6_K)
+GEMM(iq4_nl, IQ4_NL)
+GEMM(iq4_xs, IQ4_XS)
+GEMM(mxfp4, MXFP4)

@@ -1,0 +1,135 @@
+// Ops on rows without weights or history: norms, rotations, gates, sums, gathers, routing.
+#include "common.cuh"
+
+struct NormArgs { View out, x; const float* w; float eps; };
+// One block per (row, head). The sum of squares has one order for a number of columns.
+extern "C" __global__ void rms_norm(NormArgs a) {
+  __shared__ float shared[32];
+  int row = blockIdx.x / a.x.heads, head = blockIdx.x % a.x.heads;
+  const float* x = f32(a.x, row, head);
+  float* out = f32(a.out, row, head);
+  float sum = 0.f;
+  for (int c = threadIdx.x; c < a.x.cols; c += blockDim.x) sum = fmaf(x[c], x[c], sum);
+  float scale = 1.f / sqrtf(block_sum(sum, shared) / (float)a.x.cols + a.eps);
+  for (int c = threadIdx.x; c < a.x.cols; c += blockDim.x) out[c] = x[c] * scale * (a.w ? a.w[c] : 1.f);
+}
+
+struct RopeArgs { View x, pos; const float* inv_freq; int dims, adjacent; float factor; };
+extern "C" __global__ void rope(RopeArgs a) {
+  int pairs = a.dims / 2;
+  long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= (long)a.x.rows * a.x.heads * pairs) return;
+  int j = i % pairs, head = i / pairs % a.x.heads, row = i / pairs / a.x.heads;
+  float* x = f32(a.x, row, head);
+  int at = a.adjacent ? 2 * j : j, to = a.adjacent ? 2 * j + 1 : j + pairs;
+  float sin, cos;
+  sincosf((float)*i32(a.pos, row) * a.inv_freq[j], &sin, &cos);
+  sin *= a.factor;
+  cos *= a.factor;
+  float u = x[at], v = x[to];
+  x[at] = u * cos - v * sin;
+  x[to] = v * cos + u * sin;
+}
+
+// Position of element i of a view, columns fastest.
+DEV void place(const View& v, long i, int& row, int& head, int& col) {
+  col = i % v.cols;
+  head = i / v.cols % v.heads;
+  row = i / v.cols / v.heads;
+}
+
+struct GateArgs { View x, g; int act; };
+extern "C" __global__ void gate(GateArgs a) {
+  long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= (long)a.x.rows * a.x.heads * a.x.cols) return;
+  int r, h, c;
+  place(a.x, i, r, h, c);
+  f32(a.x, r, h)[c] *= act(a.act, f32(a.g, r, h)[a.g.cols == 1 ? 0 : c]);
+}
+
+struct GluArgs { View out, gate, up; int glu; float limit, alpha; };
+enum { GLU_SWIGLU = 0 };
+extern "C" __global__ void glu(GluArgs a) {
+  long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= (long)a.out.rows * a.out.heads * a.out.cols) return;
+  int r, h, c;
+  place(a.out, i, r, h, c);
+  f32(a.out, r, h)[c] = silu(f32(a.gate, r, h)[c]) * f32(a.up, r, h)[c];
+}
+
+struct AddArgs { View x, y; };
+extern "C" __global__ void add(AddArgs a) {
+  long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= (long)a.x.rows * a.x.heads * a.x.cols) return;
+  int r, h, c;
+  place(a.x, i, r, h, c);
+  f32(a.x, r, h)[c] += f32(a.y, r, h)[c];
+}
+
+struct GatherArgs { View out, x, rows; };
+extern "C" __global__ void gather_rows(GatherArgs a) {
+  int row = blockIdx.x, from = *i32(a.rows, row);
+  bool there = from >= 0 && from < a.x.rows;
+  for (int c = threadIdx.x; c < a.out.cols; c += blockDim.x)
+    f32(a.out, row, 0)[c] = there ? f32(a.x, from, 0)[c] : 0.f;
+}
+
+struct CombineArgs { View out, base, parts, w; };
+// Ranks in order from zero, then the base: one order for any company.
+extern "C" __global__ void combine(CombineArgs a) {
+  int row = blockIdx.y, c = blockIdx.x * blockDim.x + threadIdx.x;
+  if (c >= a.out.cols) return;
+  float sum = 0.f;
+  for (int r = 0; r < a.w.cols; r++) sum = fmaf(f32(a.w, row, 0)[r], f32(a.parts, row, r)[c], sum);
+  f32(a.out, row, 0)[c] = f32(a.base, row, 0)[c] + sum;
+}
+
+struct RouteArgs { View ids, w, logits; int k, renormalise; };
+// One block per row. Softmax over all experts, then k rounds of "largest left, lowest id first".
+extern "C" __global__ void route(RouteArgs a) {
+  extern __shared__ float p[];
+  __shared__ float shared[32];
+  __shared__ float best[32];
+  __shared__ int where[32];
+  int row = blockIdx.x, n = a.logits.cols, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const float* x = f32(a.logits, row, 0);
+  float max = -INF;
+  for (int i = threadIdx.x; i < n; i += blockDim.x) max = fmaxf(max, x[i]);
+  max = warp_max(max);
+  if (lane == 0) shared[warp] = max;
+  __syncthreads();
+  max = warp_max(lane < blockDim.x / 32 ? shared[lane] : -INF);
+  float sum = 0.f;
+  for (int i = threadIdx.x; i < n; i += blockDim.x) sum += p[i] = expf(x[i] - max);
+  sum = block_sum(sum, shared);
+  for (int i = threadIdx.x; i < n; i += blockDim.x) p[i] /= sum;
+  __syncthreads();
+  float total = 0.f;
+  for (int r = 0; r < a.k; r++) {
+    float top = -INF;
+    int at = 0x7fffffff;
+    for (int i = threadIdx.x; i < n; i += blockDim.x)
+      if (p[i] > top) { top = p[i]; at = i; }
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) {
+      float t = __shfl_xor_sync(FULL, top, d);
+      int o = __shfl_xor_sync(FULL, at, d);
+      if (t > top || (t == top && o < at)) { top = t; at = o; }
+    }
+    if (lane == 0) { best[warp] = top; where[warp] = at; }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int i = 1; i < blockDim.x / 32; i++)
+        if (best[i] > top || (best[i] == top && where[i] < at)) { top = best[i]; at = where[i]; }
+      // Nothing comparable is left (logits that are no numbers): the lowest id that was not taken.
+      if (at >= n) for (at = 0; at < n - 1 && p[at] == -INF; at++) {}
+      i32(a.ids, row)[r] = at;
+      f32(a.w, row, 0)[r] = p[at];
+      total += p[at];
+      p[at] = -INF;
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0 && a.renormalise)
+    for (int r = 0; r < a.k; r++) f32(a.w, row, 0)[r] /= total;
+}

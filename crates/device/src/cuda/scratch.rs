@@ -1,0 +1,128 @@
+//! Bytes of scratch by op: from shapes, class and format alone.
+
+use super::kernels::number;
+use crate::device::Caps;
+use crate::op::{Op, RowClass, Rows, StreamView};
+use crate::view::{ExpertMats, Mat, View};
+use memory::PAGE_POSITIONS;
+
+/// Most partitions of a row's history.
+const PARTS: u32 = 32;
+/// Rows of a tile of the experts' products.
+pub const EXPERT_TILE: u64 = 32;
+
+/// Pieces of scratch, one behind the other, each aligned to 256 bytes.
+#[derive(Default)]
+pub struct Cut {
+    at: u64,
+}
+
+impl Cut {
+    /// Offset of a piece of `bytes` bytes.
+    pub fn take(&mut self, bytes: u64) -> u64 {
+        let start = self.at;
+        self.at += bytes.next_multiple_of(256);
+        start
+    }
+    /// Bytes of all pieces.
+    pub fn total(&self) -> u64 {
+        self.at
+    }
+}
+
+/// Whether rows meet fifteen-bit codes (block formats).
+pub fn is_block(m: &Mat) -> bool {
+    number(&m.fmt).is_some_and(|n| n > 2)
+}
+
+/// Whether many rows go through tensor cores: everything but f32 weights, which meet f32.
+pub fn on_tensor_cores(m: &Mat, class: RowClass) -> bool {
+    class == RowClass::Many && number(&m.fmt).is_some_and(|n| n > 0)
+}
+
+/// Columns of bf16 rows: `k` padded to whole tiles.
+pub fn padded(k: u32) -> u64 {
+    k.next_multiple_of(64) as u64
+}
+
+/// Planes and meta of `rows` quantised rows.
+pub fn fifteen(cut: &mut Cut, rows: u64, k: u32) -> [u64; 3] {
+    let groups = k as u64 / 32;
+    [cut.take(rows * groups * 32), cut.take(rows * groups * 32), cut.take(rows * groups * 8)]
+}
+
+/// Offsets of what an expert group needs.
+#[derive(Copy, Clone, Debug, Default)]
+pub struct ExpertRoom {
+    pub h: [u64; 3],
+    pub mid: [u64; 3],
+    pub up: u64,
+    pub parts: u64,
+    pub order: u64,
+    pub count: u64,
+    pub tiles: u64,
+}
+
+/// Cuts an expert group's scratch: `n` rows with `k` experts each.
+pub fn experts(cut: &mut Cut, e: &ExpertMats, h: &View, mid: &View, k: u32, class: RowClass) -> ExpertRoom {
+    let (n, entries) = (h.rows as u64, h.rows as u64 * k as u64);
+    let mut room = ExpertRoom::default();
+    if on_tensor_cores(&e.gate.first, class) {
+        room.h[0] = cut.take(n * padded(h.cols) * 2);
+        room.up = cut.take(entries * mid.cols as u64 * 4);
+    } else if is_block(&e.gate.first) {
+        room.h = fifteen(cut, n, h.cols);
+    }
+    if on_tensor_cores(&e.down.first, class) {
+        room.mid[0] = cut.take(entries * padded(mid.cols) * 2);
+    } else if is_block(&e.down.first) {
+        room.mid = fifteen(cut, entries, mid.cols);
+    }
+    if class == RowClass::Many {
+        room.parts = cut.take(entries * h.cols as u64 * 4);
+        room.order = cut.take(entries * 4);
+        room.count = cut.take(4);
+        room.tiles = cut.take(max_tiles(entries, e) * 16);
+    }
+    room
+}
+
+/// Most tiles that entries can need: every expert may have one that is not full.
+pub fn max_tiles(entries: u64, e: &ExpertMats) -> u64 {
+    entries / EXPERT_TILE + entries.min(expert_count(e) as u64)
+}
+
+/// Experts that ids may name.
+pub fn expert_count(e: &ExpertMats) -> u32 {
+    e.slot_of.map_or(e.gate.slots, |b| (b.bytes() / 4) as u32)
+}
+
+/// Partitions of a row that there is room for.
+pub fn room(st: &StreamView, rows: &Rows) -> u32 {
+    match rows.class {
+        RowClass::Many => 1,
+        RowClass::Few => if st.ring > 0 { st.ring } else { rows.page_table.cols }.clamp(1, PARTS),
+    }
+}
+
+/// Bytes of scratch for an op.
+pub fn bytes(op: &Op, _: &Caps) -> u64 {
+    const _: () = assert!(PAGE_POSITIONS == 256);
+    let mut cut = Cut::default();
+    match op {
+        Op::Linear { x, w, class, .. } if on_tensor_cores(w, *class) => {
+            cut.take(x.rows as u64 * padded(w.k) * 2);
+        }
+        Op::Linear { x, w, .. } if is_block(w) => {
+            fifteen(&mut cut, x.rows as u64, w.k);
+        }
+        Op::ExpertGroup { mid, h, routed, e, class, .. } => {
+            experts(&mut cut, e, h, mid, routed.ids.cols, *class);
+        }
+        Op::Attention { q, st, rows, .. } => {
+            cut.take(rows.n as u64 * q.heads as u64 * room(st, rows) as u64 * (st.d as u64 + 2) * 4);
+        }
+        _ => {}
+    }
+    cut.total()
+}

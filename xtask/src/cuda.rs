@@ -1,0 +1,111 @@
+//! The kernels' machine code: one compressed file of every unit for every architecture, with the hash of its source.
+
+use crate::nvrtc::Nvrtc;
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use flate2::{Compression, write::DeflateEncoder};
+use sha2::{Digest, Sha256};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Instant;
+
+/// Architectures with machine code, and one as PTX for cards that come later.
+const ARCHS: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_120", "compute_80"];
+const UNITS: [&str; 7] = ["rows", "recurrent", "repack", "linear", "moe", "gemm", "attention"];
+
+#[derive(Args)]
+pub struct Options {
+    /// Compiles one architecture only, without writing, and fails where the committed file is not of this source.
+    #[arg(long)]
+    check: bool,
+    /// Compiles these architectures only (for work on kernels; not for committing).
+    #[arg(long, value_name = "sm_NN")]
+    arch: Vec<String>,
+    /// Compiles these units only, without writing.
+    #[arg(long, value_name = "NAME")]
+    unit: Vec<String>,
+}
+
+pub fn run(o: &Options) -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the repository")?;
+    let kernels = root.join("crates/device/src/cuda/kernels");
+    let image = root.join("crates/device/src/cuda/kernels.bin");
+    let hash = source_hash(&kernels)?;
+    if o.check {
+        let have = std::fs::read(&image).context("crates/device/src/cuda/kernels.bin")?;
+        let fresh = have.get(8..40) == Some(&hash[..]);
+        ensure!(fresh, "crates/device/src/cuda/kernels.bin is not of this source: run `cargo xtask cuda`");
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let nvrtc = Nvrtc::open(&target.join("cuda-tools"))?;
+    let archs: Vec<String> = match (o.check, o.arch.is_empty()) {
+        (true, true) => vec!["sm_80".into()],
+        (_, false) => o.arch.clone(),
+        _ => ARCHS.map(String::from).to_vec(),
+    };
+    let units: Vec<&str> = UNITS.into_iter().filter(|u| o.unit.is_empty() || o.unit.iter().any(|x| x == u)).collect();
+    let made = compile(&nvrtc, &kernels, &archs, &units)?;
+    if o.check || !o.unit.is_empty() {
+        return Ok(());
+    }
+    let mut out = b"SNUGCUDA".to_vec();
+    out.extend(hash);
+    for (arch, unit, code) in made {
+        let mut z = DeflateEncoder::new(Vec::new(), Compression::best());
+        z.write_all(&code)?;
+        let z = z.finish()?;
+        for s in [&arch, &unit] {
+            out.push(s.len() as u8);
+            out.extend(s.as_bytes());
+        }
+        out.extend((code.len() as u32).to_le_bytes());
+        out.extend((z.len() as u32).to_le_bytes());
+        out.extend(z);
+    }
+    std::fs::write(&image, &out)?;
+    eprintln!("{} bytes in {}", out.len(), image.display());
+    Ok(())
+}
+
+type Made = (String, String, Vec<u8>);
+
+/// All units for all architectures, on two threads, in a fixed order.
+fn compile(nvrtc: &Nvrtc, kernels: &Path, archs: &[String], units: &[&str]) -> Result<Vec<Made>> {
+    let jobs: Vec<(String, String)> =
+        archs.iter().flat_map(|a| units.iter().map(|u| (a.clone(), u.to_string()))).collect();
+    let next = Mutex::new(jobs.iter().enumerate());
+    let done = Mutex::new(Vec::new());
+    let work = || -> Result<()> {
+        loop {
+            let Some((i, (arch, unit))) = next.lock().ok().and_then(|mut n| n.next()) else { return Ok(()) };
+            let begun = Instant::now();
+            let code = nvrtc.compile(&kernels.join(format!("{unit}.cu")), arch)?;
+            eprintln!("{arch:10} {unit:10} {:8} bytes {:5.1} s", code.len(), begun.elapsed().as_secs_f32());
+            if let Ok(mut d) = done.lock() {
+                d.push((i, (arch.clone(), unit.clone(), code)));
+            }
+        }
+    };
+    std::thread::scope(|s| {
+        let other = s.spawn(work);
+        work().and(other.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a compiler thread panicked"))))
+    })?;
+    let mut made = done.into_inner().unwrap_or_default();
+    made.sort_by_key(|(i, _)| *i);
+    Ok(made.into_iter().map(|(_, m)| m).collect())
+}
+
+/// Hash of every source file's name and bytes, in order of names.
+fn source_hash(kernels: &Path) -> Result<[u8; 32]> {
+    let mut files: Vec<PathBuf> = std::fs::read_dir(kernels)?.map(|e| Ok(e?.path())).collect::<Result<_>>()?;
+    files.sort();
+    let mut h = Sha256::new();
+    for f in files {
+        h.update(f.file_name().unwrap_or_default().as_encoded_bytes());
+        h.update([0]);
+        h.update(std::fs::read(&f)?);
+        h.update([0]);
+    }
+    Ok(h.finalize().into())
+}
