@@ -12,7 +12,7 @@ use std::time::Instant;
 
 /// Architectures with machine code, and one as PTX for cards that come later.
 const ARCHS: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_120", "compute_80"];
-const UNITS: [&str; 7] = ["rows", "recurrent", "repack", "linear", "moe", "gemm", "attention"];
+const UNITS: [&str; 8] = ["rows", "recurrent", "repack", "linear", "moe", "gemm", "attention", "flash"];
 
 #[derive(Args)]
 pub struct Options {

@@ -1,10 +1,10 @@
 //! The door every backend stands behind, and what is written once for all of them.
 
 use crate::arena::{Arena, Region};
+use crate::check;
 use crate::error::{Error, Result};
-use crate::op::{Op, RowClass};
+use crate::op::{self, Op, RowClass};
 use crate::view::{Act, Buf, Layout, Mat, View};
-use crate::{check, op};
 use checkpoint::Format;
 use memory::Reservation;
 
@@ -163,10 +163,4 @@ pub(crate) fn load_file_rows(d: &mut dyn Device, dst: &Mat, first: u64, rows: u6
     let (row, plane) = op::row_bytes(dst).zip(dst.planes[0]).ok_or(Error::BadBuf)?;
     let to = plane.slice(first * row, rows * row).filter(|b| b.bytes() == src.len() as u64).ok_or(Error::BadBuf)?;
     d.write(to, src)
-}
-
-/// Bytes of a matrix in file layout, or an error naming the op when its format has no blocks of that shape.
-pub fn mat_bytes(op: &'static str, m: &Mat) -> Result<u64> {
-    let row = op::row_bytes(m).ok_or_else(|| Error::NoKernel { op, fmt: m.fmt.to_string() })?;
-    Ok(row * m.n as u64)
 }

@@ -59,7 +59,7 @@ pub fn mat(fmt: Format, n: u32, k: u32, rows: u64, all: Buf) -> Result<Mat> {
     for (i, plane) in planes.iter_mut().enumerate().take(3).filter(|(i, _)| each[*i] > 0) {
         *plane = Some(all.slice(starts[i], each[i] * rows).ok_or(Error::BadBuf)?);
     }
-    Ok(Mat { n, k, fmt, layout: Layout::Split, planes })
+    Ok(Mat { n, k, fmt, layout: Layout::Split, row_step: 1, planes })
 }
 
 #[cfg(test)]

@@ -32,6 +32,9 @@ pub const CONV: f32 = 1e-6;
 /// Attention: the rounding of a score of size s moves its weight by s units of the last place, and scores of the grid reach
 /// about 10; weighted sums of thousands of values are then rounded in f32 order.
 pub const ATTENTION: f32 = 1e-5;
+/// Attention of many rows on tensor cores: queries and weights are rounded to bf16 (2^-9). A score of about 10 is off by up to
+/// some hundredths, and so is its weight.
+pub const ATTENTION_BF16: f32 = 3e-2;
 /// The gated delta rule: errors of a step are carried on by the state, and the chunked form solves a triangular system
 /// of up to 64 rows instead of stepping.
 pub const GATED_DELTA: f32 = 2e-5;

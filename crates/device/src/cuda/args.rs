@@ -87,6 +87,15 @@ pub struct Stream {
     pub ring: i32,
 }
 
+/// `GluKind` of common.cuh.
+#[derive(Copy, Clone)]
+#[repr(C)]
+pub struct GluKind {
+    pub kind: i32,
+    pub limit: f32,
+    pub alpha: f32,
+}
+
 macro_rules! args {
     ($($(#[$doc:meta])* $name:ident { $($field:ident : $ty:ty),* $(,)? })*) => {
         $($(#[$doc])* #[derive(Copy, Clone)] #[repr(C)] pub struct $name { $(pub $field: $ty),* })*
@@ -97,11 +106,17 @@ args! {
     Norm { out: View, x: View, w: Ptr, eps: f32 }
     Rope { x: View, pos: View, inv_freq: Ptr, dims: i32, adjacent: i32, factor: f32 }
     Gate { x: View, g: View, act: i32 }
-    Glu { out: View, gate: View, up: View, glu: i32, limit: f32, alpha: f32 }
+    Glu { out: View, gate: View, up: View, glu: GluKind }
+    Scale { x: View, by: Ptr, wide: i32, pad: i32 }
+    Softcap { x: View, cap: f32, pad: i32 }
+    Zero { x: View }
     Add { x: View, y: View }
     Gather { out: View, x: View, rows: View }
     Combine { out: View, base: View, parts: View, w: View }
-    Route { ids: View, w: View, logits: View, k: i32, renormalise: i32 }
+    Route {
+        ids: View, w: View, logits: View, bias: Ptr, per_expert: Ptr,
+        k: i32, renormalise: i32, sigmoid: i32, groups: i32, keep: i32, scale: f32,
+    }
     Conv { out: View, x: View, w: Ptr, conv: Ptr, rows: Rows, kernel: i32, conv_elems: i32, slots: i32 }
     Delta {
         out: View, qkv: View, a: View, b: View, decay: Ptr, dt: Ptr, state: Ptr, rows: Rows,
@@ -112,9 +127,10 @@ args! {
     Linear { out: View, x: View, q: Fifteen, w: Mat, bias: Ptr, add: i32, pad: i32 }
     Embed { out: View, ids: View, table: Mat, scale: f32 }
     GateUp {
-        mid: View, h: View, q: Fifteen, gate: MatSet, up: MatSet, c: Chosen, glu: i32, limit: f32, alpha: f32, pad: i32,
+        mid: View, h: View, q: Fifteen, gate: MatSet, up: MatSet, c: Chosen,
+        gate_bias: Ptr, up_bias: Ptr, glu: GluKind, pad: i32,
     }
-    Down { parts: View, mid: View, q: Fifteen, down: MatSet, c: Chosen }
+    Down { parts: View, mid: View, q: Fifteen, down: MatSet, c: Chosen, bias: Ptr }
     Sort { c: Chosen, order: Ptr, count: Ptr, tiles: Ptr, n: i32, tile: i32 }
     Sum { sum: View, parts: View, c: Chosen }
     Bf16 { x: View, to: Ptr, k: i32, pad: i32 }

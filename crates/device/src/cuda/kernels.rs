@@ -38,6 +38,11 @@ pub const fn gemm_shared(rows: u32) -> u32 {
     2 * (rows + 128) * 128
 }
 
+/// Shared memory of attention over heads `d` wide: queries, keys and values of 64 rows in bf16.
+pub const fn flash_shared(d: u32) -> u32 {
+    3 * 64 * d * 2
+}
+
 /// Kernels by name.
 pub struct Kernels {
     by_name: HashMap<String, Kernel>,
@@ -51,7 +56,7 @@ fn names(unit: &str) -> Vec<String> {
         FORMATS[from..].iter().flat_map(|f| forms.iter().map(move |form| form.replace('*', f))).collect()
     };
     match unit {
-        "rows" => some(&["rms_norm", "rope", "gate", "glu", "add", "gather_rows", "combine", "route"]),
+        "rows" => some(&["rms_norm", "rope", "gate", "glu", "add", "gather_rows", "combine", "route", "scale", "softcap", "zero"]),
         "recurrent" => some(&["conv_silu", "delta_32", "delta_128", "delta_256"]),
         "repack" => some(&["repack"]),
         "linear" => {
@@ -60,6 +65,7 @@ fn names(unit: &str) -> Vec<String> {
         }
         "moe" => [some(&["expert_sort", "expert_sum"]), each(0, &["gate_up_*", "down_*"])].concat(),
         "gemm" => [some(&["to_bf16"]), each(1, &["gemm_*_128", "gemm_*_32"])].concat(),
+        "flash" => some(&["flash_bf16_64", "flash_bf16_128", "flash_bf16_256"]),
         "attention" => some(&["append", "attention_few_f32", "attention_few_bf16", "attention_meet"]),
         _ => Vec::new(),
     }
@@ -79,8 +85,11 @@ impl Kernels {
             by_name.extend(names.into_iter().zip(found));
         }
         for (name, k) in &by_name {
-            if let Some(rows) = name.strip_prefix("gemm_").and_then(|n| n.rsplit('_').next()?.parse().ok()) {
-                cx.allow_shared(*k, gemm_shared(rows))?;
+            let number = name.rsplit('_').next().and_then(|n| n.parse().ok());
+            match (name.split('_').next(), number) {
+                (Some("gemm"), Some(rows)) => cx.allow_shared(*k, gemm_shared(rows))?,
+                (Some("flash"), Some(d)) => cx.allow_shared(*k, flash_shared(d))?,
+                _ => {}
             }
         }
         Ok(Kernels { by_name, arch })

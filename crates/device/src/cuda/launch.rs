@@ -63,7 +63,7 @@ impl Cuda {
         if !p[0].is_multiple_of(width.max(1)) {
             return Err(Error::BadBuf);
         }
-        Ok(args::Mat { q: p[0], h: p[1], s: p[2], n: m.n as i32, k: m.k as i32, step: 1, pad: 0 })
+        Ok(args::Mat { q: p[0], h: p[1], s: p[2], n: m.n as i32, k: m.k as i32, step: m.row_step as i32, pad: 0 })
     }
     pub(super) fn set(&self, s: &MatSet) -> Result<args::MatSet> {
         let step = [s.step[0], s.step[1], s.step[2]];

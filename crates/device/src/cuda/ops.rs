@@ -7,9 +7,9 @@ use super::scratch::{self, Cut, EXPERT_TILE};
 use super::{Cuda, Result};
 use crate::error::Error;
 use crate::op::{
-    Acc, ActFn, GdnShape, KeyHeadRule, Op, Pairing, Part, Pick, RecView, Routing, RowClass, Rows, StreamView,
+    Acc, ActFn, GdnShape, KeyHeadRule, Op, Pairing, Part, Pick, RecView, RouterScore, Routing, RowClass, Rows, StreamView,
 };
-use crate::view::{Buf, ExpertMats, Mat, MatSet, View};
+use crate::view::{Buf, ExpertMats, Glu, Mat, MatSet, View};
 use memory::KvFormat;
 
 /// Rows of one call of the kernels for few rows.
@@ -19,8 +19,8 @@ const FEW: u32 = 8;
 pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
     let room = d.at(&scratch)?;
     match op {
-        Op::Embed { out, table, ids } => {
-            let a = args::Embed { out: d.view(out)?, ids: d.view(ids)?, table: d.mat(table)?, scale: 1.0 };
+        Op::Embed { out, table, ids, scale } => {
+            let a = args::Embed { out: d.view(out)?, ids: d.view(ids)?, table: d.mat(table)?, scale: *scale };
             d.launch(d.kernels.of("embed", "embed_*", &table.fmt)?, [out.rows, 1, 1], 256, 0, &a)
         }
         Op::RmsNorm { out, x, w, eps } => {
@@ -50,10 +50,16 @@ pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
             };
             d.each("gate", elements(x), &args::Gate { x: d.view(x)?, g: d.view(g)?, act })
         }
-        Op::Glu { out, gate, up, glu: _ } => {
-            let (out_v, gate, up) = (d.view(out)?, d.view(gate)?, d.view(up)?);
-            d.each("glu", elements(out), &args::Glu { out: out_v, gate, up, glu: 0, limit: 0.0, alpha: 0.0 })
+        Op::Glu { out, gate, up, glu } => {
+            let a = args::Glu { out: d.view(out)?, gate: d.view(gate)?, up: d.view(up)?, glu: kind(*glu) };
+            d.each("glu", elements(out), &a)
         }
+        Op::Zero { x } => d.each("zero", elements(x), &args::Zero { x: d.view(x)? }),
+        Op::Scale { x, by } => {
+            let wide = (by.bytes() > 4) as i32;
+            d.each("scale", elements(x), &args::Scale { x: d.view(x)?, by: d.vector(Some(by))?, wide, pad: 0 })
+        }
+        Op::Softcap { x, cap } => d.each("softcap", elements(x), &args::Softcap { x: d.view(x)?, cap: *cap, pad: 0 }),
         Op::Add { x, y } => d.each("add", elements(x), &args::Add { x: d.view(x)?, y: d.view(y)? }),
         Op::Append { st, rows, k, v } => {
             let a = args::Append { st: d.stream(st)?, rows: d.rows(rows)?, k: d.view(k)?, v: d.view(v)? };
@@ -92,10 +98,17 @@ pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
                 ids: d.view(&out.ids)?,
                 w: d.view(&out.w)?,
                 logits: d.view(logits)?,
+                bias: d.vector(router.bias.as_ref())?,
+                per_expert: d.vector(router.per_expert.as_ref())?,
                 k: router.k as i32,
                 renormalise: router.renormalise as i32,
+                sigmoid: (router.score == RouterScore::Sigmoid) as i32,
+                groups: router.groups.map_or(0, |g| g.n as i32),
+                keep: router.groups.map_or(0, |g| g.keep as i32),
+                scale: router.scale,
             };
-            d.launch(d.kernels.get("route")?, [logits.rows, 1, 1], 128, logits.cols * 4, &a)
+            let shared = (2 * logits.cols + router.groups.map_or(0, |g| g.n)) * 4;
+            d.launch(d.kernels.get("route")?, [logits.rows, 1, 1], 128, shared, &a)
         }
         Op::ExpertGroup { dst, mid, h, routed, e, pick, part, class } => {
             let g = Group { dst, mid, h, routed, e, part: *part, class: *class, chosen: chosen(d, routed, e, pick)? };
@@ -109,6 +122,14 @@ pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
             let a = args::Gather { out: d.view(out)?, x: d.view(x)?, rows: d.view(rows)? };
             d.launch(d.kernels.get("gather_rows")?, [out.rows, 1, 1], 256, 0, &a)
         }
+    }
+}
+
+fn kind(glu: Glu) -> args::GluKind {
+    match glu {
+        Glu::Swiglu => args::GluKind { kind: 0, limit: 0.0, alpha: 0.0 },
+        Glu::GegluTanh => args::GluKind { kind: 1, limit: 0.0, alpha: 0.0 },
+        Glu::SwigluClamped { limit, alpha } => args::GluKind { kind: 2, limit, alpha },
     }
 }
 
@@ -217,6 +238,10 @@ fn attention(
         room: parts as i32,
         whole: (rows.class == RowClass::Many) as i32,
     };
+    if scratch::flashes(st, rows) {
+        let kernel = d.kernels.get(&format!("flash_bf16_{}", st.d))?;
+        return d.launch(kernel, [q.heads, rows.n.div_ceil(64), 1], 128, super::kernels::flash_shared(st.d), &a);
+    }
     let (name, heads) = if st.fmt == KvFormat::F32 { ("attention_few_f32", 4) } else { ("attention_few_bf16", 8) };
     let shared = heads * (st.d + 64 + 3) * 4;
     d.launch(d.kernels.get(name)?, [parts, st.heads, rows.n], 256, shared, &a)?;
@@ -308,17 +333,20 @@ fn experts(d: &Cuda, room: Ptr, g: &Group) -> Result<()> {
             let h = room + at.h[0];
             to_bf16(d, h, &d.view(g.h)?)?;
             let up = Cuda::dense(room + at.up, entries as u64, 1, g.mid.cols);
-            tiles.product(d, &g.e.gate, h, k, d.view(g.mid)?)?;
-            tiles.product(d, &g.e.up, h, k, up)?;
+            let bias = [&g.e.bias.gate, &g.e.bias.up].map(|b| d.vector(b.as_ref()));
+            let [gate_bias, up_bias] = bias;
+            tiles.product(d, &g.e.gate, h, k, d.view(g.mid)?, gate_bias?)?;
+            tiles.product(d, &g.e.up, h, k, up, up_bias?)?;
             let mid = d.view(g.mid)?;
-            d.each("glu", elements(g.mid), &args::Glu { out: mid, gate: mid, up, glu: 0, limit: 0.0, alpha: 0.0 })?;
+            d.each("glu", elements(g.mid), &args::Glu { out: mid, gate: mid, up, glu: kind(g.e.glu) })?;
         } else {
             let q = match scratch::is_block(&g.e.gate.first) {
                 true => quantise(d, room, at.h, g.h)?,
                 false => args::Fifteen { hi: 0, lo: 0, meta: 0 },
             };
             let (mid, h, gate, up) = (d.view(g.mid)?, d.view(g.h)?, d.set(&g.e.gate)?, d.set(&g.e.up)?);
-            let a = args::GateUp { mid, h, q, gate, up, c: g.chosen, glu: 0, limit: 0.0, alpha: 0.0, pad: 0 };
+            let (gate_bias, up_bias) = (d.vector(g.e.bias.gate.as_ref())?, d.vector(g.e.bias.up.as_ref())?);
+            let a = args::GateUp { mid, h, q, gate, up, c: g.chosen, gate_bias, up_bias, glu: kind(g.e.glu), pad: 0 };
             let kernel = d.kernels.of("expert_group", "gate_up_*", &g.e.gate.first.fmt)?;
             d.launch(kernel, [g.mid.cols.div_ceil(4), entries, 1], 128, 0, &a)?;
         }
@@ -330,17 +358,18 @@ fn experts(d: &Cuda, room: Ptr, g: &Group) -> Result<()> {
         RowClass::Few => d.view(dst)?,
         RowClass::Many => Cuda::dense(room + at.parts, g.h.rows as u64, k, g.h.cols),
     };
+    let bias = d.vector(g.e.bias.down.as_ref())?;
     if scratch::on_tensor_cores(&g.e.down.first, g.class) {
         let mid = room + at.mid[0];
         to_bf16(d, mid, &d.view(g.mid)?)?;
         let flat = Cuda::dense(room + at.parts, entries as u64, 1, g.h.cols);
-        tiles.product(d, &g.e.down, mid, 1, flat)?;
+        tiles.product(d, &g.e.down, mid, 1, flat, bias)?;
     } else {
         let q = match scratch::is_block(&g.e.down.first) {
             true => quantise(d, room, at.mid, g.mid)?,
             false => args::Fifteen { hi: 0, lo: 0, meta: 0 },
         };
-        let a = args::Down { parts, mid: d.view(g.mid)?, q, down: d.set(&g.e.down)?, c: g.chosen };
+        let a = args::Down { parts, mid: d.view(g.mid)?, q, down: d.set(&g.e.down)?, c: g.chosen, bias };
         let kernel = d.kernels.of("expert_group", "down_*", &g.e.down.first.fmt)?;
         d.launch(kernel, [g.h.cols.div_ceil(4), entries, 1], 128, 0, &a)?;
     }
@@ -361,14 +390,14 @@ struct Tiles<'a> {
 
 impl Tiles<'_> {
     /// `out[entry] = x[entry / from_div] w[expert of entry]^T`.
-    fn product(&self, d: &Cuda, w: &MatSet, x: Ptr, from_div: u32, out: args::View) -> Result<()> {
+    fn product(&self, d: &Cuda, w: &MatSet, x: Ptr, from_div: u32, out: args::View, bias: Ptr) -> Result<()> {
         let set = d.set(w)?;
         let a = args::Gemm {
             out,
             x,
             w: set.first,
             step: set.step,
-            bias: 0,
+            bias,
             order: self.room + self.at.order,
             tiles: self.room + self.at.tiles,
             count: self.room + self.at.count,

@@ -4,7 +4,7 @@ use super::kernels::number;
 use crate::device::Caps;
 use crate::op::{Op, RowClass, Rows, StreamView};
 use crate::view::{ExpertMats, Mat, View};
-use memory::PAGE_POSITIONS;
+use memory::{KvFormat, PAGE_POSITIONS};
 
 /// Most partitions of a row's history.
 const PARTS: u32 = 32;
@@ -97,6 +97,11 @@ pub fn expert_count(e: &ExpertMats) -> u32 {
     e.slot_of.map_or(e.gate.slots, |b| (b.bytes() / 4) as u32)
 }
 
+/// Whether attention goes through tensor cores, with its scores in registers and no scratch.
+pub fn flashes(st: &StreamView, rows: &Rows) -> bool {
+    rows.class == RowClass::Many && st.fmt == KvFormat::Bf16 && matches!(st.d, 64 | 128 | 256)
+}
+
 /// Partitions of a row that there is room for.
 pub fn room(st: &StreamView, rows: &Rows) -> u32 {
     match rows.class {
@@ -119,7 +124,7 @@ pub fn bytes(op: &Op, _: &Caps) -> u64 {
         Op::ExpertGroup { mid, h, routed, e, class, .. } => {
             experts(&mut cut, e, h, mid, routed.ids.cols, *class);
         }
-        Op::Attention { q, st, rows, .. } => {
+        Op::Attention { q, st, rows, .. } if !flashes(st, rows) => {
             cut.take(rows.n as u64 * q.heads as u64 * room(st, rows) as u64 * (st.d as u64 + 2) * 4);
         }
         _ => {}

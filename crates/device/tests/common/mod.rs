@@ -41,13 +41,22 @@ impl Case {
 /// Runs all cases on every device that `devices` makes and compares each with the reference, every byte of every
 /// operand: results within their tolerance, all else untouched.
 pub fn grid<'a>(cases: &[Case], devices: impl Iterator<Item = (String, Box<dyn Device + 'a>)>) {
+    grid_within(cases, devices, |_| None);
+}
+
+/// The same, where `tolerance` may give results of a case, by its name, another one.
+pub fn grid_within<'a>(
+    cases: &[Case],
+    devices: impl Iterator<Item = (String, Box<dyn Device + 'a>)>,
+    tolerance: impl Fn(&str) -> Option<f32>,
+) {
     assert!(!cases.is_empty());
     let mut oracle = Reference::new(backends::SIZES).unwrap();
     let want: Vec<Outcome> = cases.iter().map(|c| c.outcome(&mut oracle)).collect();
     for (name, mut dev) in devices {
         for (case, want) in cases.iter().zip(&want) {
             let got = case.outcome(&mut *dev);
-            if let Err(e) = want.compare(&got) {
+            if let Err(e) = want.compare(&got, tolerance(&case.name)) {
                 panic!("{} on {name}: {e}", case.name);
             }
         }

@@ -66,7 +66,14 @@ impl Rig {
     pub fn mat(&mut self, w: &Weights, offset: usize) -> Mat {
         let plane = self.bytes_at(offset, &w.bytes);
         let fmt = Format::Plain(w.dtype);
-        Mat { n: w.n as u32, k: w.k as u32, fmt, layout: Layout::File, planes: [Some(plane), None, None, None] }
+        Mat {
+            n: w.n as u32,
+            k: w.k as u32,
+            fmt,
+            layout: Layout::File,
+            row_step: 1,
+            planes: [Some(plane), None, None, None],
+        }
     }
     /// A matrix in the layout that the device wants.
     pub fn load(&mut self, w: &Weights) -> Mat {
@@ -80,7 +87,7 @@ impl Rig {
             Layout::File => {
                 let bytes: Vec<u8> = all.iter().flat_map(|w| w.bytes.clone()).collect();
                 let plane = self.bytes(&bytes);
-                let m = Mat { n, k, fmt, layout: Layout::File, planes: [Some(plane), None, None, None] };
+                let m = Mat { n, k, fmt, layout: Layout::File, row_step: 1, planes: [Some(plane), None, None, None] };
                 return MatSet { first: m, step: [w.bytes.len() as u64, 0, 0, 0], slots: all.len() as u32 };
             }
             Layout::Split => {

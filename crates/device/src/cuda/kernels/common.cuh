@@ -62,3 +62,16 @@ DEV float silu(float x) { return x * sigmoid(x); }
 // Activation functions and gated units by number, as args.rs numbers them.
 enum { ACT_SIGMOID = 0, ACT_SILU = 1 };
 DEV float act(int kind, float g) { return kind == ACT_SIGMOID ? sigmoid(g) : silu(g); }
+
+// Gated units by number.
+enum { GLU_SWIGLU = 0, GLU_GEGLU_TANH = 1, GLU_SWIGLU_CLAMPED = 2 };
+struct GluKind { int kind; float limit, alpha; };
+DEV float clamp(float x, float lo, float hi) { return x < lo ? lo : x > hi ? hi : x; }  // hands on what is no number
+DEV float glu_of(const GluKind& g, float gate, float up) {
+  if (g.kind == GLU_SWIGLU) return silu(gate) * up;
+  // x (1 + tanh(t)) / 2 = x sigmoid(2 t), without losing the far left end.
+  if (g.kind == GLU_GEGLU_TANH) return gate * sigmoid(1.5957691216057308f * fmaf(0.044715f * gate * gate, gate, gate)) * up;
+  gate = clamp(gate, -INF, g.limit);
+  up = clamp(up, -g.limit, g.limit);
+  return (up + 1.f) * gate * sigmoid(g.alpha * gate);
+}

@@ -1,6 +1,7 @@
 // Products of many rows on tensor cores: activations rounded to bf16, weight tiles decoded to bf16 in shared memory.
 // The K order of an element is fixed, so a row's bits do not depend on the tile or the company it is computed in.
 #include "dot.cuh"
+#include "tensor.cuh"
 
 struct BfArgs { View x; __nv_bfloat16* to; int k, pad; };
 // Rows of x as dense bf16 [rows, k], k padded with zeros to a multiple of 64.
@@ -11,8 +12,8 @@ extern "C" __global__ void to_bf16(BfArgs a) {
   a.to[i] = __float2bfloat16(c < a.x.cols ? f32(a.x, row, 0)[c] : 0.f);
 }
 
-// `out[to(r)] = x[from(r)] w^T`. Without tiles r is the row itself. With tiles (experts) a tile's rows are entries of
-// `order`; x is read at entry / from_div and out written at the entry, so 2-d grids of tiles cover all experts.
+// `out[to(r)] = x[from(r)] w^T + bias`. Without tiles r is the row itself. With tiles (experts) a tile's rows are entries of
+// `order`; x is read at entry / from_div and out written at the entry, biases are [experts, outputs].
 struct GemmArgs {
   View out;
   const __nv_bfloat16* x;
@@ -25,30 +26,9 @@ struct GemmArgs {
   int rows, kp, add, from_div;
 };
 
-DEV u32 smem_of(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-DEV void copy16(u32 to, const void* from, bool there) {
-  int n = there ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n));
-}
-DEV void commit() { asm volatile("cp.async.commit_group;"); }
-DEV void wait_all() { asm volatile("cp.async.wait_all;"); }
-DEV void ldsm4(u32* r, u32 at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-DEV void mma(float* c, const u32* a, const u32* b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
 static constexpr int BK = 64, BN = 128, THREADS = 256;
 // A row of a tile is 128 bytes; its eight 16-byte pieces are rotated by the row so that ldmatrix meets no conflict.
 DEV u32 piece(int row, int c) { return row * 128 + ((c ^ (row & 7)) << 4); }
-DEV u32 pack(float a, float b) {
-  __nv_bfloat162 v = __floats2bfloat162_rn(a, b);
-  return *(u32*)&v;
-}
 // A byte as a float without a conversion instruction: 2^23 + byte, minus 2^23. Signed bytes are flipped to 0..255 before.
 DEV float byte_float(u32 word, int i, float bias) { return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + i)) - bias; }
 
@@ -94,8 +74,8 @@ template <int F> struct WTile {
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      uint4 x = there ? make_uint4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]) : make_uint4(0, 0, 0, 0);
-      asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(tile + piece(row, 4 * half + i)), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w));
+      const u32 zeros[4] = {};
+      store16(tile + piece(row, 4 * half + i), there ? v + 4 * i : zeros);
     }
   }
 };
@@ -107,6 +87,7 @@ template <int F, int BM, int WM> DEV void gemm(const GemmArgs& a) {
   u32 xs = smem_of(shared), ws = xs + 2 * BM * 128;
   int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, wm = warp % WM, wn = warp / WM;
   Mat w = a.w;
+  const float* bias = a.bias;
   int first = blockIdx.y * BM, rows = a.rows - first, n0 = blockIdx.x * BN;
   if (a.tiles) {
     if (blockIdx.y >= a.count[0]) return;
@@ -116,6 +97,7 @@ template <int F, int BM, int WM> DEV void gemm(const GemmArgs& a) {
     w.s += t.x * a.step[2];
     first = t.y;
     rows = t.z;
+    if (bias) bias += (long)t.w * w.n;
   }
   // This thread's pieces of x: always the same rows and column of pieces.
   constexpr int XP = BM * 8 / THREADS;
@@ -181,7 +163,7 @@ template <int F, int BM, int WM> DEV void gemm(const GemmArgs& a) {
 #pragma unroll
         for (int j = 0; j < 2; j++)
           if (c + j < w.n) {
-            float y = acc[m][n][2 * half_m + j] + (a.bias ? a.bias[c + j] : 0.f);
+            float y = acc[m][n][2 * half_m + j] + (bias ? bias[c + j] : 0.f);
             out[c + j] = a.add ? out[c + j] + y : y;
           }
       }

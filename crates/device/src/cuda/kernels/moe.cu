@@ -23,8 +23,6 @@ DEV int slot(const Chosen& c, int row, int rank) {
   return c.slot_of ? c.slot_of[e] : e;
 }
 
-DEV float glu_of(int glu, float gate, float up, float limit, float alpha) { return silu(gate) * up; }
-
 static constexpr int WARPS = 4;
 
 template <int F> DEV float block_dot(const Mat& m, int n, const Fifteen& x, long row) {
@@ -40,7 +38,8 @@ template <int F> DEV float float_dot(const Mat& m, int n, const float* x) {
   return warp_sum(acc);
 }
 
-struct GateUpArgs { View mid, h; Fifteen q; MatSet gate, up; Chosen c; int glu; float limit, alpha; int pad; };
+// Biases are [experts, outputs], null where absent.
+struct GateUpArgs { View mid, h; Fifteen q; MatSet gate, up; Chosen c; const float *gate_bias, *up_bias; GluKind glu; int pad; };
 template <int F> DEV void gate_up(const GateUpArgs& a) {
   int i = blockIdx.x * WARPS + (threadIdx.x >> 5), entry = blockIdx.y, row = entry / a.c.k;
   int s = slot(a.c, row, entry % a.c.k);
@@ -62,17 +61,23 @@ template <int F> DEV void gate_up(const GateUpArgs& a) {
     g = warp_sum(g);
     u = warp_sum(u);
   }
-  if ((threadIdx.x & 31) == 0) f32(a.mid, entry, 0)[i] = glu_of(a.glu, g, u, a.limit, a.alpha);
+  if ((threadIdx.x & 31) == 0) {
+    long b = (long)i32(a.c.ids, row)[entry % a.c.k] * a.mid.cols + i;
+    if (a.gate_bias) g += a.gate_bias[b];
+    if (a.up_bias) u += a.up_bias[b];
+    f32(a.mid, entry, 0)[i] = glu_of(a.glu, g, u);
+  }
 }
 
-struct DownArgs { View parts, mid; Fifteen q; MatSet down; Chosen c; };
+struct DownArgs { View parts, mid; Fifteen q; MatSet down; Chosen c; const float* bias; };
 template <int F> DEV void down(const DownArgs& a) {
   int i = blockIdx.x * WARPS + (threadIdx.x >> 5), entry = blockIdx.y, row = entry / a.c.k, rank = entry % a.c.k;
   int s = slot(a.c, row, rank);
   if (i >= a.parts.cols || s < 0) return;
   Mat m = slot_of(a.down, s);
   float y = F <= BF16 ? float_dot<F <= BF16 ? F : F32>(m, i, f32(a.mid, entry, 0)) : block_dot<F <= BF16 ? Q4_0 : F>(m, i, a.q, entry);
-  if ((threadIdx.x & 31) == 0) f32(a.parts, row, rank)[i] = y;
+  if ((threadIdx.x & 31) == 0)
+    f32(a.parts, row, rank)[i] = a.bias ? y + a.bias[(long)i32(a.c.ids, row)[rank] * a.parts.cols + i] : y;
 }
 #define EXPERTS(NAME, F)                                                                            \
   extern "C" __global__ void __launch_bounds__(128) gate_up_##NAME(GateUpArgs a) { gate_up<F>(a); } \

@@ -47,14 +47,13 @@ extern "C" __global__ void gate(GateArgs a) {
   f32(a.x, r, h)[c] *= act(a.act, f32(a.g, r, h)[a.g.cols == 1 ? 0 : c]);
 }
 
-struct GluArgs { View out, gate, up; int glu; float limit, alpha; };
-enum { GLU_SWIGLU = 0 };
+struct GluArgs { View out, gate, up; GluKind glu; };
 extern "C" __global__ void glu(GluArgs a) {
   long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= (long)a.out.rows * a.out.heads * a.out.cols) return;
   int r, h, c;
   place(a.out, i, r, h, c);
-  f32(a.out, r, h)[c] = silu(f32(a.gate, r, h)[c]) * f32(a.up, r, h)[c];
+  f32(a.out, r, h)[c] = glu_of(a.glu, f32(a.gate, r, h)[c], f32(a.up, r, h)[c]);
 }
 
 struct AddArgs { View x, y; };
@@ -64,6 +63,33 @@ extern "C" __global__ void add(AddArgs a) {
   int r, h, c;
   place(a.x, i, r, h, c);
   f32(a.x, r, h)[c] += f32(a.y, r, h)[c];
+}
+
+// x *= by, with `wide` one number per column; x = cap tanh(x / cap); x = 0.
+struct ScaleArgs { View x; const float* by; int wide, pad; };
+extern "C" __global__ void scale(ScaleArgs a) {
+  long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= (long)a.x.rows * a.x.heads * a.x.cols) return;
+  int r, h, c;
+  place(a.x, i, r, h, c);
+  f32(a.x, r, h)[c] *= a.by[a.wide ? c : 0];
+}
+struct SoftcapArgs { View x; float cap; int pad; };
+extern "C" __global__ void softcap(SoftcapArgs a) {
+  long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= (long)a.x.rows * a.x.heads * a.x.cols) return;
+  int r, h, c;
+  place(a.x, i, r, h, c);
+  float* x = f32(a.x, r, h) + c;
+  *x = a.cap * tanhf(*x / a.cap);
+}
+struct ZeroArgs { View x; };
+extern "C" __global__ void zero(ZeroArgs a) {
+  long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= (long)a.x.rows * a.x.heads * a.x.cols) return;
+  int r, h, c;
+  place(a.x, i, r, h, c);
+  f32(a.x, r, h)[c] = 0.f;
 }
 
 struct GatherArgs { View out, x, rows; };
@@ -84,32 +110,62 @@ extern "C" __global__ void combine(CombineArgs a) {
   f32(a.out, row, 0)[c] = f32(a.base, row, 0)[c] + sum;
 }
 
-struct RouteArgs { View ids, w, logits; int k, renormalise; };
-// One block per row. Softmax over all experts, then k rounds of "largest left, lowest id first".
+struct RouteArgs {
+  View ids, w, logits;
+  const float *bias, *per_expert;  // null where absent
+  int k, renormalise, sigmoid, groups, keep;
+  float scale;
+};
+// One block per row: scores, then k rounds of "greatest choice left, lowest id first".
 extern "C" __global__ void route(RouteArgs a) {
-  extern __shared__ float p[];
+  extern __shared__ float p[];  // scores, then choices, then sums of groups
   __shared__ float shared[32];
   __shared__ float best[32];
   __shared__ int where[32];
   int row = blockIdx.x, n = a.logits.cols, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  float *choice = p + n, *sums = p + 2 * n;
   const float* x = f32(a.logits, row, 0);
-  float max = -INF;
-  for (int i = threadIdx.x; i < n; i += blockDim.x) max = fmaxf(max, x[i]);
-  max = warp_max(max);
-  if (lane == 0) shared[warp] = max;
+  if (a.sigmoid) {
+    for (int i = threadIdx.x; i < n; i += blockDim.x) p[i] = sigmoid(x[i]);
+  } else {
+    float max = -INF;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) max = fmaxf(max, x[i]);
+    max = warp_max(max);
+    if (lane == 0) shared[warp] = max;
+    __syncthreads();
+    max = warp_max(lane < blockDim.x / 32 ? shared[lane] : -INF);
+    float sum = 0.f;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) sum += p[i] = expf(x[i] - max);
+    sum = block_sum(sum, shared);
+    for (int i = threadIdx.x; i < n; i += blockDim.x) p[i] /= sum;
+  }
+  for (int i = threadIdx.x; i < n; i += blockDim.x) choice[i] = p[i] + (a.bias ? a.bias[i] : 0.f);
   __syncthreads();
-  max = warp_max(lane < blockDim.x / 32 ? shared[lane] : -INF);
-  float sum = 0.f;
-  for (int i = threadIdx.x; i < n; i += blockDim.x) sum += p[i] = expf(x[i] - max);
-  sum = block_sum(sum, shared);
-  for (int i = threadIdx.x; i < n; i += blockDim.x) p[i] /= sum;
-  __syncthreads();
-  float total = 0.f;
+  if (a.groups > 0) {
+    int size = n / a.groups;
+    for (int g = threadIdx.x; g < a.groups; g += blockDim.x) {
+      float first = -INF, second = -INF;
+      for (int i = g * size; i < (g + 1) * size; i++) {
+        float c = choice[i];
+        if (c > first) { second = first; first = c; } else if (c > second) second = c;
+      }
+      sums[g] = first + (size > 1 ? second : 0.f);
+    }
+    __syncthreads();
+    for (int g = threadIdx.x; g < a.groups; g += blockDim.x) {
+      int better = 0;
+      for (int o = 0; o < a.groups; o++) better += sums[o] > sums[g] || (sums[o] == sums[g] && o < g);
+      if (better >= a.keep)
+        for (int i = g * size; i < (g + 1) * size; i++) choice[i] = -INF;
+    }
+    __syncthreads();
+  }
+  float total = a.sigmoid ? 1e-20f : 0.f;
   for (int r = 0; r < a.k; r++) {
     float top = -INF;
     int at = 0x7fffffff;
     for (int i = threadIdx.x; i < n; i += blockDim.x)
-      if (p[i] > top) { top = p[i]; at = i; }
+      if (choice[i] > top) { top = choice[i]; at = i; }
 #pragma unroll
     for (int d = 16; d > 0; d >>= 1) {
       float t = __shfl_xor_sync(FULL, top, d);
@@ -122,14 +178,17 @@ extern "C" __global__ void route(RouteArgs a) {
       for (int i = 1; i < blockDim.x / 32; i++)
         if (best[i] > top || (best[i] == top && where[i] < at)) { top = best[i]; at = where[i]; }
       // Nothing comparable is left (logits that are no numbers): the lowest id that was not taken.
-      if (at >= n) for (at = 0; at < n - 1 && p[at] == -INF; at++) {}
+      if (at >= n) for (at = 0; at < n - 1 && choice[at] == -INF; at++) {}
       i32(a.ids, row)[r] = at;
       f32(a.w, row, 0)[r] = p[at];
       total += p[at];
-      p[at] = -INF;
+      choice[at] = -INF;
     }
     __syncthreads();
   }
-  if (threadIdx.x == 0 && a.renormalise)
-    for (int r = 0; r < a.k; r++) f32(a.w, row, 0)[r] /= total;
+  if (threadIdx.x == 0)
+    for (int r = 0; r < a.k; r++) {
+      float* w = f32(a.w, row, 0) + r;
+      *w = *w / (a.renormalise ? total : 1.f) * a.scale * (a.per_expert ? a.per_expert[i32(a.ids, row)[r]] : 1.f);
+    }
 }
