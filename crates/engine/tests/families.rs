@@ -6,7 +6,7 @@ use engine::{Ask, Executor, Model, OpenOptions, Wanted, argmax};
 use std::sync::atomic::AtomicBool;
 use testkit::Expected;
 
-const MODELS: [&str; 5] = ["llama-a", "llama-b", "qwen2-a", "qwen3_5_moe-a", "qwen3_5_moe-b"];
+const MODELS: &[&str] = testkit::NAMES;
 /// Logits are about ±3; f32 sums in another order move them by about 1e-5.
 const TOLERANCE: f32 = 1e-4;
 
