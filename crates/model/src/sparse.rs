@@ -12,7 +12,7 @@ use crate::keys::Keys;
 use crate::moe::{self, Moe};
 use crate::want::{At, Experts, Wants};
 use checkpoint::Meta;
-use device::{ActFn, Glu, Router, RouterScore, Rows, View};
+use device::{ActFn, ExpertBias, Glu, Router, Rows, View};
 use weights::{ExpertSource, Proj, WId};
 
 /// The shape of the mixture in every layer of a model.
@@ -45,10 +45,10 @@ impl Shape {
         let k = c.count("num_experts_per_tok", "expert_used_count");
         c.require(k <= experts, "num_experts_per_tok", "expert_used_count", k, "there are fewer experts");
         let renormalise = c.opt_bool("norm_topk_prob", "expert_weights_norm").unwrap_or(renormalise);
-        let router = Router { k, score: RouterScore::Softmax, renormalise };
+        let router = Router { renormalise, ..Router::softmax(k) };
         let inner = c.count("moe_intermediate_size", "expert_feed_forward_length");
         let beside = || c.count("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
-        Shape { moe: Moe { experts, inner, router, glu: Glu::Swiglu }, shared: shared.then(beside) }
+        Shape { moe: Moe { experts, inner, router, bias: ExpertBias::default(), glu: Glu::Swiglu }, shared: shared.then(beside) }
     }
     /// Routed experts of a layer and how many a row uses.
     pub fn experts(&self) -> (u32, u32) {
