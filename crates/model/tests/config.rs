@@ -193,7 +193,7 @@ fn config_json_is_not_read_past_what_it_says() {
         ("qwen3_moe-a", "num_experts_per_tok", json!(9)),
         ("qwen3_moe-a", "decoder_sparse_step", json!("x")),
         ("qwen3_next-a", "linear_num_key_heads", json!(3)),
-        ("qwen3_5-a", "linear_num_value_heads", json!(5)),
+        ("qwen3_5-a", "linear_num_key_heads", json!(4)),
         ("qwen3_5-a", "full_attention_interval", json!(-4)),
     ] {
         let e = altered(name, |c| c[key] = value.clone());

@@ -48,7 +48,7 @@ pub(crate) fn with_predictor(mut set: Set, path: &Path) -> Result<Set> {
     let stored = Stored::open(one)?;
     let Header { meta, tensors } = parse(&stored, FileId(set.files.len() as u32))?;
     let same = |name: &str| -> Result<bool> { Ok(meta.u32(&key(name))? == set.meta.u32(&key(name))?) };
-    let fits = meta.str("general.architecture")? == Some(&arch) && same("embedding_length")?;
+    let fits = meta.str("general.architecture")? == Some(arch.as_str()) && same("embedding_length")?;
     let Some(block) = block_of(&tensors).filter(|_| fits) else { return Ok(set) };
     let (from, to) = (format!("blk.{block}."), format!("blk.{blocks}."));
     for t in tensors {
