@@ -10,7 +10,9 @@ use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let [model, ids, flags @ ..] = args.as_slice() else { return Err("MODEL IDS [rows=FIRST..END] [reference]".into()) };
+    let [model, ids, flags @ ..] = args.as_slice() else {
+        return Err("MODEL IDS [rows=FIRST..END] [reference]".into());
+    };
     let ids = ids.split(',').map(str::parse).collect::<Result<Vec<u32>, _>>()?;
     let on = if flags.iter().any(|f| f == "reference") { On::Reference } else { On::default() };
     let ask = Ask { logit_rows: 256, context: Some(2048), draft: 1, ..Ask::default() };

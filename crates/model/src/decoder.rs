@@ -38,7 +38,7 @@ pub enum Ffn {
     /// One gated feed-forward.
     Dense(Mlp),
     /// A mixture.
-    Sparse(Sparse),
+    Sparse(Box<Sparse>),
 }
 
 /// A layer.

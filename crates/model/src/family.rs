@@ -151,7 +151,8 @@ pub fn open(ck: &Checkpoint) -> Result<Box<dyn Family>> {
         "clip" => Err(Error::BadKey {
             key: "general.architecture".into(),
             value: "clip".into(),
-            why: "this is the vision tower of a model, and vision is not supported yet; open the language model's file".into(),
+            why: "this is the vision tower of a model, and vision is not supported yet; open the language model's file"
+                .into(),
         }),
         other => Err(Error::UnknownArchitecture { found: other.to_string(), supported: SUPPORTED.to_vec() }),
     }

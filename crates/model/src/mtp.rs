@@ -89,10 +89,7 @@ impl Predictor {
 impl Drafter for Predictor {
     fn state(&self, kv: &KvSpec) -> Vec<Decl> {
         let carried = Stream::Recurrent { state: [1, 1, self.hidden], conv: [0, 0] };
-        vec![
-            Decl { layer: self.layer, stream: self.block.stream(kv) },
-            Decl { layer: self.layer + 1, stream: carried },
-        ]
+        vec![Decl { layer: self.layer, stream: self.block.stream(kv) }, Decl { layer: self.layer + 1, stream: carried }]
     }
     fn follow(&self, cx: &mut Cx, r: &Rows, x: &Carry) -> Result<View> {
         let own = cx.rms_norm(x.streams[0], self.head.norm, self.head.eps)?;

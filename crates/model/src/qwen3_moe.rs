@@ -48,7 +48,7 @@ pub fn new(c: &Keys) -> Result<Decoder> {
         let mixer = |w: &mut Wants| Mixer::Attention(heads.want(w, &at, hidden));
         norms.block(w, &at, hidden, mixer, |w| match inner.filter(|_| !sparse[l as usize]) {
             Some(inner) => Ffn::dense(w, &at, hidden, inner),
-            None => Ffn::Sparse(moe.want(w, &at, hidden)),
+            None => Ffn::Sparse(Box::new(moe.want(w, &at, hidden))),
         })
     }))
 }

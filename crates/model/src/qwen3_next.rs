@@ -48,7 +48,7 @@ pub fn new(c: &Keys) -> Result<Decoder> {
     Ok(Decoder::new(spec, &hybrid.norms, keys, w, |w, l| {
         hybrid.block(w, l, hidden, |w, at| match inner.filter(|_| !sparse[l as usize]) {
             Some(inner) => Ffn::dense(w, at, hidden, inner),
-            None => Ffn::Sparse(moe.want(w, at, hidden)),
+            None => Ffn::Sparse(Box::new(moe.want(w, at, hidden))),
         })
     }))
 }

@@ -48,7 +48,10 @@ impl Shape {
         let router = Router { renormalise, ..Router::softmax(k) };
         let inner = c.count("moe_intermediate_size", "expert_feed_forward_length");
         let beside = || c.count("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
-        Shape { moe: Moe { experts, inner, router, bias: ExpertBias::default(), glu: Glu::Swiglu }, shared: shared.then(beside) }
+        Shape {
+            moe: Moe { experts, inner, router, bias: ExpertBias::default(), glu: Glu::Swiglu },
+            shared: shared.then(beside),
+        }
     }
     /// Routed experts of a layer and how many a row uses.
     pub fn experts(&self) -> (u32, u32) {

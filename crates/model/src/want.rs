@@ -45,7 +45,9 @@ impl Groups {
     /// The parameter's rows as ranges `(first, rows)` of the tensor's.
     pub fn ranges(self) -> impl Iterator<Item = (u64, u64)> {
         let used = self.rows.into_iter().filter(|r| r.1 > 0);
-        used.flat_map(move |(first, n)| (0..self.count).map(move |g| (g as u64 * self.of as u64 + first as u64, n as u64)))
+        used.flat_map(move |(first, n)| {
+            (0..self.count).map(move |g| (g as u64 * self.of as u64 + first as u64, n as u64))
+        })
     }
 }
 

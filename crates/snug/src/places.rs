@@ -193,9 +193,10 @@ fn ollama(dir: &Path) -> Models {
 
 fn model_blob(manifest: &Path, dir: &Path) -> Option<PathBuf> {
     let json: serde_json::Value = serde_json::from_slice(&std::fs::read(manifest).ok()?).ok()?;
-    let layer = json["layers"].as_array()?.iter().find(|l| {
-        l["mediaType"].as_str().is_some_and(|t| t.ends_with("image.model"))
-    })?;
+    let layer = json["layers"]
+        .as_array()?
+        .iter()
+        .find(|l| l["mediaType"].as_str().is_some_and(|t| t.ends_with("image.model")))?;
     let digest = layer["digest"].as_str()?.strip_prefix("sha256:")?;
     let hex = !digest.is_empty() && digest.bytes().all(|b| b.is_ascii_hexdigit());
     let blob = dir.join("blobs").join(format!("sha256-{digest}"));
@@ -255,9 +256,7 @@ mod tests {
         let manifest = |path: &str, digest: &str| {
             let file = dir.path().join("manifests").join(path);
             std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-            let layer = |kind: &str, d: &str| {
-                serde_json::json!({"mediaType": format!("application/vnd.ollama.image.{kind}"), "digest": d})
-            };
+            let layer = |kind: &str, d: &str| serde_json::json!({"mediaType": format!("application/vnd.ollama.image.{kind}"), "digest": d});
             let json = serde_json::json!({"layers": [layer("template", "sha256:cd34"), layer("model", digest)]});
             std::fs::write(file, json.to_string()).unwrap();
         };
@@ -268,13 +267,17 @@ mod tests {
         manifest("registry.ollama.ai/library/bad/1b", "sha256:../../etc/passwd");
         std::fs::write(dir.path().join("manifests/registry.ollama.ai/library/qwen3/broken"), "{").unwrap();
         let models = Place::Ollama(dir.path().into()).models().unwrap();
-        assert_eq!(models.keys().collect::<Vec<_>>(), ["example.org/team/own:latest", "qwen3:8b", "somebody/own:latest"]);
+        assert_eq!(
+            models.keys().collect::<Vec<_>>(),
+            ["example.org/team/own:latest", "qwen3:8b", "somebody/own:latest"]
+        );
         assert_eq!(models["qwen3:8b"], dir.path().join("blobs/sha256-ab12"));
     }
 
     #[test]
     fn lm_studio_folders_are_publisher_and_name() {
-        let dir = tree(&["pub/repo/m-Q4_K_M.gguf", "pub/repo/mmproj-m.gguf", "pub/mlx/model.safetensors", "pub/x.gguf"]);
+        let dir =
+            tree(&["pub/repo/m-Q4_K_M.gguf", "pub/repo/mmproj-m.gguf", "pub/mlx/model.safetensors", "pub/x.gguf"]);
         assert_eq!(names(&Place::LmStudio(dir.path().into())), ["pub/mlx", "pub/repo/m-Q4_K_M"]);
     }
 
@@ -288,7 +291,10 @@ mod tests {
         assert!(all.contains(&Place::Ollama("/u/.ollama/models".into())), "{all:?}");
         assert!(all.contains(&Place::LmStudio("/u/.lmstudio/models".into())), "{all:?}");
         let all = places(Some("/s".into()), var(&[("HOME", "/u"), ("HF_HOME", "/h"), ("OLLAMA_MODELS", "/o")]));
-        assert_eq!(all[..3], [Place::Store("/s".into()), Place::HuggingFace("/h/hub".into()), Place::Ollama("/o".into())]);
+        assert_eq!(
+            all[..3],
+            [Place::Store("/s".into()), Place::HuggingFace("/h/hub".into()), Place::Ollama("/o".into())]
+        );
         let all = places(None, var(&[("HF_HOME", "/h"), ("HF_HUB_CACHE", "/c")]));
         assert_eq!(all[0], Place::HuggingFace("/c".into()));
     }

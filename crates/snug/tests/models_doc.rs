@@ -56,7 +56,15 @@ fn head(cells: &[&str]) -> String {
 fn architectures() -> String {
     let mut models: BTreeMap<String, Vec<Proven>> = BTreeMap::new();
     proven().into_iter().for_each(|p| models.entry(p.arch.clone()).or_default().push(p));
-    let mut out = head(&["`model_type`", "GGUF", "models", "tiny models tried", "safetensors", "GGUF written and read", "drafts"]);
+    let mut out = head(&[
+        "`model_type`",
+        "GGUF",
+        "models",
+        "tiny models tried",
+        "safetensors",
+        "GGUF written and read",
+        "drafts",
+    ]);
     for (hf, gguf, known) in ARCHITECTURES {
         let tried = models.remove(*hf).unwrap_or_default();
         let (any, drafts) = (!tried.is_empty(), tried.iter().any(|p| p.drafts));
@@ -96,7 +104,10 @@ fn the_tables_say_what_was_tried() {
             let old = format!("<!-- {name} -->\n{}", place(&doc, name));
             doc = doc.replace(&old, &format!("<!-- {name} -->\n{table}"));
         }
-        assert!(place(&doc, name) == table, "the {name} of docs/models.md differ; see this test's first lines. They are:\n{table}");
+        assert!(
+            place(&doc, name) == table,
+            "the {name} of docs/models.md differ; see this test's first lines. They are:\n{table}"
+        );
     }
     if write {
         std::fs::write(DOC, doc).unwrap();

@@ -151,9 +151,24 @@ fn whole_geometries_as_holes_have_the_figures_of_the_real_models() {
     // text, active, predictor, vision; bytes of a position, of states, of convolutions; of an expert, of a token's.
     let known = [
         ("qwen3-30b-a3b", [30_532_122_624, 3_353_032_704, 0, 0], [98_304, 0, 0], [2_654_208u64, 1_019_215_872]),
-        ("qwen3-next-80b-a3b", [79_674_391_296, 3_874_929_408, 0, 0], [24_576, 75_497_472, 3_538_944], [1_769_472, 849_346_560]),
-        ("qwen3.6-35b-a3b", [34_660_610_688, 3_454_988_928, 844_640_768, 0], [20_480, 62_914_560, 2_949_120], [1_769_472, 566_231_040]),
-        ("qwen3.8-27b", [26_895_998_464, 26_895_998_464, 424_699_392, 460_730_096], [65_536, 150_994_944, 5_898_240], [0, 0]),
+        (
+            "qwen3-next-80b-a3b",
+            [79_674_391_296, 3_874_929_408, 0, 0],
+            [24_576, 75_497_472, 3_538_944],
+            [1_769_472, 849_346_560],
+        ),
+        (
+            "qwen3.6-35b-a3b",
+            [34_660_610_688, 3_454_988_928, 844_640_768, 0],
+            [20_480, 62_914_560, 2_949_120],
+            [1_769_472, 566_231_040],
+        ),
+        (
+            "qwen3.8-27b",
+            [26_895_998_464, 26_895_998_464, 424_699_392, 460_730_096],
+            [65_536, 150_994_944, 5_898_240],
+            [0, 0],
+        ),
     ];
     for (geometry, parameters, sequence, experts) in known {
         for format in ["gguf", "hf"] {
@@ -168,7 +183,11 @@ fn whole_geometries_as_holes_have_the_figures_of_the_real_models() {
             let vision = if format == "gguf" { 0 } else { parameters[3] };
             assert_eq!(counted, [parameters[0], parameters[1], parameters[2], vision], "{geometry} {format}");
             assert_eq!(get("parameters", "other"), 0, "{geometry} {format}");
-            assert_eq!(["bytes_per_position", "state_bytes", "conv_bytes"].map(|n| get("sequence", n)), sequence, "{geometry}");
+            assert_eq!(
+                ["bytes_per_position", "state_bytes", "conv_bytes"].map(|n| get("sequence", n)),
+                sequence,
+                "{geometry}"
+            );
             if format == "gguf" {
                 assert_eq!(["bytes", "bytes_per_token"].map(|n| get("experts", n)), experts, "{geometry}");
             }

@@ -36,7 +36,9 @@ pub fn run(a: &ListArgs) -> anyhow::Result<Ended> {
     if entries.is_empty() {
         let store = places.iter().find_map(|p| if let Place::Store(p) = p { Some(p.display()) } else { None });
         let store = store.map_or_else(|| "(SNUG_HOME is not set)".into(), |s| s.to_string());
-        note(format_args!("the store {store} is empty, and no other program's models were found; scripts/get-smollm2 puts one there"));
+        note(format_args!(
+            "the store {store} is empty, and no other program's models were found; scripts/get-smollm2 puts one there"
+        ));
     }
     let width = entries.iter().map(|e| e.name.chars().count()).max().unwrap_or(0);
     for e in &entries {

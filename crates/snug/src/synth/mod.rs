@@ -173,7 +173,8 @@ impl Skeleton {
     fn write(parent: &Path, name: &str, config: &mut Value) -> Result<Self> {
         let this = Skeleton { dir: parent.join(format!("{name}-synthetic")) };
         std::fs::create_dir(&this.dir).with_context(|| format!("cannot create {}", this.dir.display()))?;
-        let vocab = geometry::text_config(config)["vocab_size"].as_u64().and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+        let vocab =
+            geometry::text_config(config)["vocab_size"].as_u64().and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
         let put = |name: &str, v: &Value| {
             let path = this.dir.join(name);
             std::fs::write(&path, format!("{v:#}\n")).with_context(|| format!("cannot write {}", path.display()))

@@ -7,7 +7,8 @@ use serde_json::Value;
 pub fn tensors(config: &Value) -> Vec<(String, Vec<u64>)> {
     let Some(v) = config.get("vision_config") else { return Vec::new() };
     let get = |name: &str| v[name].as_u64().unwrap_or(0);
-    let (h, inner, merged) = (get("hidden_size"), get("intermediate_size"), get("hidden_size") * get("spatial_merge_size").pow(2));
+    let (h, inner, merged) =
+        (get("hidden_size"), get("intermediate_size"), get("hidden_size") * get("spatial_merge_size").pow(2));
     let mut all = Vec::new();
     let mut put = |name: String, shape: &[u64]| all.push((format!("model.visual.{name}"), shape.to_vec()));
     let patch = [h, get("in_channels"), get("temporal_patch_size"), get("patch_size"), get("patch_size")];
