@@ -91,8 +91,14 @@ pub struct TierUsage {
     pub guard: u64,
     /// Reserved bytes by class.
     pub by_class: BTreeMap<Class, u64>,
+    /// What the plan allows for H, the bytes that a process holds beyond what it reserves.
+    pub allowance: u64,
     /// H: bytes seen beyond what is reserved, at the last observation.
     pub beyond: u64,
+    /// The most that `beyond` ever was.
+    pub most_beyond: u64,
+    /// Most bytes ever seen in all.
+    pub most_seen: u64,
 }
 
 impl TierUsage {
@@ -100,9 +106,10 @@ impl TierUsage {
     pub fn reserved(&self) -> u64 {
         self.by_class.values().sum()
     }
-    /// Bytes that a reservation may still take.
+    /// Bytes that a reservation may still take: of the limit, what is not reserved and not kept for H, which is the
+    /// allowance or what was seen, whichever is more.
     pub fn free(&self) -> u64 {
-        self.guard.saturating_sub(self.reserved()).saturating_sub(self.beyond)
+        self.guard.saturating_sub(self.reserved()).saturating_sub(self.beyond.max(self.allowance))
     }
 }
 
@@ -131,10 +138,20 @@ impl Ledger {
         Ok(Reservation { ledger: self.clone(), tier, class, who, bytes })
     }
 
-    /// Records what the process was seen to hold; what exceeds the reservations is H and lessens what is free.
+    /// Keeps this much of a tier for H.
+    pub fn allow(&self, tier: Tier, bytes: u64) {
+        if let Some(u) = self.lock().get_mut(&tier) {
+            u.allowance = bytes;
+        }
+    }
+
+    /// Records what the process was seen to hold; what exceeds the reservations is H, and where that is more than the
+    /// allowance it lessens what is free. Reserved memory that was not touched yet hides as much of H.
     pub fn observe(&self, seen: Footprint) {
         if let Some(u) = self.lock().get_mut(&seen.tier) {
             u.beyond = seen.bytes.saturating_sub(u.reserved());
+            u.most_beyond = u.most_beyond.max(u.beyond);
+            u.most_seen = u.most_seen.max(seen.bytes);
         }
     }
 
@@ -240,6 +257,20 @@ mod tests {
         l.observe(Footprint { tier: Tier::Host, bytes: 80 });
         assert!(l.reserve(Tier::Host, Class::Kv, "kv", 21).is_err());
         assert!(l.reserve(Tier::Host, Class::Kv, "kv", 20).is_ok());
+    }
+
+    #[test]
+    fn the_allowance_is_kept_free_until_more_is_seen() {
+        let l = Ledger::new(&[(Tier::Host, 100)]);
+        l.allow(Tier::Host, 30);
+        let _a = l.reserve(Tier::Host, Class::Weights, "core", 50).unwrap();
+        assert_eq!(l.reserve(Tier::Host, Class::Kv, "kv", 21).unwrap_err().free, 20);
+        l.observe(Footprint { tier: Tier::Host, bytes: 75 });
+        assert_eq!(l.usage()[&Tier::Host].free(), 20, "H is within its allowance");
+        l.observe(Footprint { tier: Tier::Host, bytes: 95 });
+        l.observe(Footprint { tier: Tier::Host, bytes: 90 });
+        let u = &l.usage()[&Tier::Host];
+        assert_eq!((u.free(), u.beyond, u.most_beyond, u.most_seen), (10, 40, 45, 95));
     }
 
     proptest! {
