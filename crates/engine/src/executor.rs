@@ -158,11 +158,16 @@ impl Executor {
     pub fn set_arrivals(&mut self, wrap: impl FnOnce(&weights::ResidentExperts) -> Box<dyn ExpertSource + Send>) {
         self.arrivals = Some(wrap(self.weights.experts()));
     }
-    /// A new, empty sequence.
+    /// A new, empty sequence. It may grow to the plan's context whatever comes.
     ///
     /// # Errors
-    /// When all places are taken.
+    /// When all places are taken; and beside another sequence, when the process holds more than the plan allowed for
+    /// and what is left is less than the history of a full sequence.
     pub fn open(&mut self) -> Result<SeqId> {
+        if self.state.opened() > 0 && self.usage().excess() > 0 {
+            let full = self.plan.kv_bytes / self.plan.parallel.max(1) as u64;
+            self.ledger.admits(Tier::Host, Class::Kv, "a further sequence", full)?;
+        }
         Ok(self.state.open()?)
     }
     /// Lets a sequence go, and the memory of pages that nobody owns then, all but one slab for who comes next.

@@ -107,3 +107,21 @@ fn a_second_history_is_planned_and_read_beside_the_first() {
     assert_eq!((c.tokens, c.kl_mean, c.top1_agreement), (98, 0.0, 1.0));
     assert_eq!(c.nll, c.base_nll);
 }
+
+/// What was admitted may grow to the length it was promised; what is new is refused while the process holds more than
+/// was allowed for.
+#[test]
+fn a_process_that_holds_too_much_admits_nobody_else_and_keeps_its_promise() {
+    let (_dir, o) = opened("llama-a");
+    let ask = Ask { parallel: 2, ..exactly(1024) };
+    let guard = planned(&o, &ask).unwrap().total_bytes();
+    let how = OpenOptions { ask: Ask { guard, ..ask }, ..OpenOptions::default() };
+    let mut model = Model::load(o, &how, &mut |_| {}).unwrap();
+    let first = model.exec.open().unwrap();
+    let hoard = vec![1u8; guard as usize + (64 << 20)];
+    let e = model.exec.open().unwrap_err();
+    assert!(matches!(&e, Error::OverBudget(o) if o.free == 0 && o.asked > 0), "{e}");
+    model.exec.fill(first, 1024, 1).unwrap();
+    assert!(model.exec.usage().most_seen > guard && hoard[1 << 20] == 1);
+    drop(hoard);
+}

@@ -106,10 +106,18 @@ impl TierUsage {
     pub fn reserved(&self) -> u64 {
         self.by_class.values().sum()
     }
+    /// H beyond its allowance.
+    pub fn excess(&self) -> u64 {
+        self.beyond.saturating_sub(self.allowance)
+    }
+    /// Bytes that the plan still has for what it promised: of the limit, what is neither reserved nor allowed for H.
+    fn promised(&self) -> u64 {
+        self.guard.saturating_sub(self.reserved()).saturating_sub(self.allowance)
+    }
     /// Bytes that a reservation may still take: of the limit, what is not reserved and not kept for H, which is the
     /// allowance or what was seen, whichever is more.
     pub fn free(&self) -> u64 {
-        self.guard.saturating_sub(self.reserved()).saturating_sub(self.beyond.max(self.allowance))
+        self.promised().saturating_sub(self.excess())
     }
 }
 
@@ -134,8 +142,32 @@ impl Ledger {
     /// # Errors
     /// [`OverBudget`] when the tier's limit would be passed; nothing is taken then.
     pub fn reserve(&self, tier: Tier, class: Class, who: &'static str, bytes: u64) -> Result<Reservation, OverBudget> {
-        self.take(tier, class, who, bytes)?;
+        self.take(tier, class, who, bytes, TierUsage::free)?;
         Ok(Reservation { ledger: self.clone(), tier, class, who, bytes })
+    }
+
+    /// Takes `bytes` that the plan counted for something already admitted: a sequence that grows to the length it was
+    /// promised. An H beyond its allowance refuses what is new, never this.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    pub fn reserve_promised(
+        &self,
+        tier: Tier,
+        class: Class,
+        who: &'static str,
+        bytes: u64,
+    ) -> Result<Reservation, OverBudget> {
+        self.take(tier, class, who, bytes, TierUsage::promised)?;
+        Ok(Reservation { ledger: self.clone(), tier, class, who, bytes })
+    }
+
+    /// Whether `bytes` could be reserved now.
+    ///
+    /// # Errors
+    /// What [`reserve`](Self::reserve) would say.
+    pub fn admits(&self, tier: Tier, class: Class, who: &'static str, bytes: u64) -> Result<(), OverBudget> {
+        self.reserve(tier, class, who, bytes).map(drop)
     }
 
     /// Keeps this much of a tier for H.
@@ -160,10 +192,17 @@ impl Ledger {
         self.lock().clone()
     }
 
-    fn take(&self, tier: Tier, class: Class, who: &'static str, bytes: u64) -> Result<(), OverBudget> {
+    fn take(
+        &self,
+        tier: Tier,
+        class: Class,
+        who: &'static str,
+        bytes: u64,
+        free: fn(&TierUsage) -> u64,
+    ) -> Result<(), OverBudget> {
         let mut map = self.lock();
         let usage = map.entry(tier).or_default();
-        let free = usage.free();
+        let free = free(usage);
         if bytes > free {
             let missing = bytes - free;
             let advice = match class {
@@ -207,7 +246,7 @@ impl Reservation {
     /// # Errors
     /// [`OverBudget`]; the reservation is then as it was.
     pub fn grow(&mut self, by: u64) -> Result<(), OverBudget> {
-        self.ledger.take(self.tier, self.class, self.who, by)?;
+        self.ledger.take(self.tier, self.class, self.who, by, TierUsage::free)?;
         self.bytes += by;
         Ok(())
     }
@@ -271,6 +310,14 @@ mod tests {
         l.observe(Footprint { tier: Tier::Host, bytes: 90 });
         let u = &l.usage()[&Tier::Host];
         assert_eq!((u.free(), u.beyond, u.most_beyond, u.most_seen), (10, 40, 45, 95));
+        assert!(
+            l.admits(Tier::Host, Class::Kv, "kv", 11).is_err() && l.admits(Tier::Host, Class::Kv, "kv", 10).is_ok()
+        );
+        assert!(l.reserve(Tier::Host, Class::Kv, "kv", 11).is_err(), "what is new is refused");
+        let promised = l.reserve_promised(Tier::Host, Class::Kv, "kv", 20).unwrap();
+        assert!(l.reserve_promised(Tier::Host, Class::Kv, "kv", 1).is_err());
+        drop(promised);
+        assert_eq!(l.usage()[&Tier::Host].reserved(), 50);
     }
 
     proptest! {

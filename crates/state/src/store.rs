@@ -90,7 +90,7 @@ impl State {
         for slab in self.room.pages.missing(wanted).unwrap_or_default() {
             let pages = self.room.pages.pages_of(slab);
             let bytes = self.layers.page_bytes(pages.len() as u32);
-            let paid = self.ledger.reserve(Tier::Host, Class::Kv, "key/value pages", bytes)?;
+            let paid = self.ledger.reserve_promised(Tier::Host, Class::Kv, "key/value pages", bytes)?;
             self.layers.commit(dev, &pages, paid)?;
             self.room.pages.back(slab);
         }
@@ -114,6 +114,11 @@ impl State {
     /// What the memory is laid out for.
     pub fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// Sequences that are open.
+    pub fn opened(&self) -> u32 {
+        self.seqs.iter().count() as u32
     }
 
     /// A sequence without positions.
