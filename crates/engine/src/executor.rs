@@ -164,10 +164,7 @@ impl Executor {
     /// When all places are taken; and beside another sequence, when the process holds more than the plan allowed for
     /// and what is left is less than the history of a full sequence.
     pub fn open(&mut self) -> Result<SeqId> {
-        if self.state.opened() > 0 && self.usage().excess() > 0 {
-            let full = self.plan.kv_bytes / self.plan.parallel.max(1) as u64;
-            self.ledger.admits(Tier::Host, Class::Kv, "a further sequence", full)?;
-        }
+        self.watch.look();
         Ok(self.state.open()?)
     }
     /// Lets a sequence go, and the memory of pages that nobody owns then, all but one slab for who comes next.

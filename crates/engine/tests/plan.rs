@@ -120,7 +120,7 @@ fn a_process_that_holds_too_much_admits_nobody_else_and_keeps_its_promise() {
     let first = model.exec.open().unwrap();
     let hoard = vec![1u8; guard as usize + (64 << 20)];
     let e = model.exec.open().unwrap_err();
-    assert!(matches!(&e, Error::OverBudget(o) if o.free == 0 && o.asked > 0), "{e}");
+    assert!(matches!(&e, Error::State(state::Error::OverBudget(o)) if o.free == 0 && o.asked > 0), "{e}");
     model.exec.fill(first, 1024, 1).unwrap();
     assert!(model.exec.usage().most_seen > guard && hoard[1 << 20] == 1);
     drop(hoard);

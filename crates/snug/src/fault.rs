@@ -104,6 +104,7 @@ fn fold(text: &str) -> String {
 fn is_users(e: &anyhow::Error) -> bool {
     e.chain().any(|c| {
         c.is::<Usage>()
+            || c.is::<memory::OverBudget>()
             || c.is::<snug::synth::Wrong>()
             || c.downcast_ref().is_some_and(of_engine)
             || c.downcast_ref().is_some_and(of_model)

@@ -116,17 +116,14 @@ impl State {
         self.limits
     }
 
-    /// Sequences that are open.
-    pub fn opened(&self) -> u32 {
-        self.seqs.iter().count() as u32
-    }
-
-    /// A sequence without positions.
+    /// A sequence without positions, which may grow to the context: the ledger promises the bytes of its pages.
     ///
     /// # Errors
-    /// [`Error::NoRoom`] when as many as planned are open.
+    /// [`Error::NoRoom`] when as many as planned are open, [`Error::OverBudget`] where the ledger cannot promise so much
+    /// beside other sequences.
     pub fn open(&mut self) -> Result<SeqId> {
-        self.seqs.open()
+        let bytes = self.layers.page_bytes(self.limits.pages_per_seq());
+        self.seqs.open(|first| Ok(self.ledger.promise(Tier::Host, Class::Kv, "a sequence's pages", bytes, first)?))
     }
 
     /// Gives back everything a sequence owns. Its id is an error from then on.
