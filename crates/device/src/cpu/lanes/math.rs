@@ -70,7 +70,7 @@ pub fn glu<L: Lanes>(gate: L, glu: Glu, up: L) -> L {
 /// `(1 + tanh(y)) / 2 = sigmoid(2 y)`, which keeps its digits for large negative y.
 #[inline(always)]
 fn gelu_tanh<L: Lanes>(x: L) -> L {
-    const TWICE_ROOT: f32 = 1.595_769;
+    const TWICE_ROOT: f32 = 1.595_769_2;
     let inner = x.mul(x).mul(L::splat(0.044715)).fma(x, x);
     x.mul(sigmoid(inner.mul(L::splat(TWICE_ROOT))))
 }
