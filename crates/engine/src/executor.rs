@@ -119,14 +119,14 @@ impl Executor {
         ledger.allow(Tier::Host, plan.allowance);
         let watch = Watch::begin(ledger.clone());
         let arena = plan.workspace.step + plan.workspace.carry;
-        let workspace = ledger.reserve(Tier::Host, Class::Workspace, "workspace", arena)?;
+        let workspace = ledger.reserve_planned(Tier::Host, Class::Workspace, "workspace", arena)?;
         let leased = |c: Component| plan.weights.iter().any(|w| w.component == c && w.residency == Residency::Leased);
         let weights = Weights::open(ck, bounds, |c| !leased(c), &ledger, dev.as_mut(), on_progress)?;
         let all = |kv: &[KvSpec]| streams(family.as_ref(), kv, plan.draft);
         let mut history = |kv: &[KvSpec]| State::new(&all(kv), limits(&plan), &ledger, dev.as_mut());
         let state = history(&plan.kv)?;
         let beside = if plan.beside.is_empty() { None } else { Some(history(&plan.beside)?) };
-        let paid = ledger.reserve(Tier::Host, Class::Workspace, "row choice", pick_bytes(&plan))?;
+        let paid = ledger.reserve_planned(Tier::Host, Class::Workspace, "row choice", pick_bytes(&plan))?;
         let pick = View::dense(dev.alloc(paid)?, Act::I32, limits(&plan).rows, 1);
         let arrivals = None;
         Ok(Executor { family, weights, arrivals, state, beside, dev, ledger, watch, plan, pick, _workspace: workspace })

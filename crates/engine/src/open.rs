@@ -6,7 +6,7 @@ use crate::plan::{Allowance, Ask, Backend, Subject, plan};
 use crate::sampler::Sampling;
 use checkpoint::{Checkpoint, Container, Meta, Source};
 use device::{Cpu, CpuOptions, Device, Profile, Profiled, Reference};
-use memory::Plan;
+use memory::{Component, Plan};
 use model::Family;
 use text::{ChatTemplate, GgufVocab, HfFiles, Tokenizer};
 use weights::{Bound, Progress};
@@ -91,7 +91,8 @@ impl Opened {
     }
     /// What plans are made for.
     pub fn subject<'a>(&'a self, on: &'a Backend) -> Subject<'a> {
-        let beyond = Allowance::of(self.ck.meta(), &on.caps);
+        let loaded = self.bounds.iter().filter(|b| b.component != Component::Mtp).map(Bound::loaded_bytes).sum();
+        let beyond = Allowance::of(&self.ck, loaded, &on.caps);
         Subject { family: self.family.as_ref(), bounds: &self.bounds, on, beyond }
     }
     /// Decides everything that is decided before a weight is read.

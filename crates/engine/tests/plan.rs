@@ -103,6 +103,8 @@ fn a_second_history_is_planned_and_read_beside_the_first() {
     let second = exec.beside(|e| e.prefill(b, &ids, Wanted::All, &no, &mut |_| {})).unwrap();
     assert!(first == second);
     assert_eq!((exec.len(a).unwrap(), exec.beside(|e| e.len(b)).unwrap()), (100, 100));
+    exec.close(a).unwrap();
+    exec.beside(|e| e.close(b)).unwrap();
     let c = engine::perplexity::compare(exec, &ids, 50, &no, &mut |_| {}).unwrap();
     assert_eq!((c.tokens, c.kl_mean, c.top1_agreement), (98, 0.0, 1.0));
     assert_eq!(c.nll, c.base_nll);

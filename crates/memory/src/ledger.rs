@@ -151,12 +151,28 @@ impl Ledger {
     /// # Errors
     /// [`OverBudget`] when the tier's limit would be passed; nothing is taken then.
     pub fn reserve(&self, tier: Tier, class: Class, who: &'static str, bytes: u64) -> Result<Reservation, OverBudget> {
-        self.take(tier, class, who, bytes, false)?;
-        Ok(Reservation { ledger: self.clone(), tier, class, who, bytes, drawn: false })
+        self.take(tier, class, who, bytes, Kind::New)?;
+        Ok(Reservation { ledger: self.clone(), tier, class, who, bytes, kind: Kind::New })
     }
 
-    /// Takes `bytes` that were [promised](Self::promise); what goes beyond the promises must be there as well. An H
-    /// beyond its allowance refuses what is new, never this.
+    /// Takes `bytes` that are part of the plan: weights, states and workspace at load. An H beyond its allowance
+    /// refuses what is new, never this.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    pub fn reserve_planned(
+        &self,
+        tier: Tier,
+        class: Class,
+        who: &'static str,
+        bytes: u64,
+    ) -> Result<Reservation, OverBudget> {
+        self.take(tier, class, who, bytes, Kind::Planned)?;
+        Ok(Reservation { ledger: self.clone(), tier, class, who, bytes, kind: Kind::Planned })
+    }
+
+    /// Takes `bytes` that were [promised](Self::promise); what goes beyond the promises must be there as well. H does not
+    /// refuse this either.
     ///
     /// # Errors
     /// As [`reserve`](Self::reserve).
@@ -167,8 +183,8 @@ impl Ledger {
         who: &'static str,
         bytes: u64,
     ) -> Result<Reservation, OverBudget> {
-        self.take(tier, class, who, bytes, true)?;
-        Ok(Reservation { ledger: self.clone(), tier, class, who, bytes, drawn: true })
+        self.take(tier, class, who, bytes, Kind::Promised)?;
+        Ok(Reservation { ledger: self.clone(), tier, class, who, bytes, kind: Kind::Promised })
     }
 
     /// Sets `bytes` aside for something that will reserve them as it grows, until the promise is dropped. `first`:
@@ -216,25 +232,24 @@ impl Ledger {
         self.lock().clone()
     }
 
-    fn take(&self, tier: Tier, class: Class, who: &'static str, bytes: u64, drawn: bool) -> Result<(), OverBudget> {
+    fn take(&self, tier: Tier, class: Class, who: &'static str, bytes: u64, kind: Kind) -> Result<(), OverBudget> {
         let mut map = self.lock();
         let usage = map.entry(tier).or_default();
-        let free = if drawn {
-            let kept = usage.outstanding().min(bytes);
-            usage.planned().saturating_add(kept)
-        } else {
-            usage.free()
+        let free = match kind {
+            Kind::New => usage.free(),
+            Kind::Planned => usage.planned(),
+            Kind::Promised => usage.planned().saturating_add(usage.outstanding().min(bytes)),
         };
         usage.check(tier, class, who, bytes, free)?;
         *usage.by_class.entry(class).or_default() += bytes;
-        usage.drawn += if drawn { bytes } else { 0 };
+        usage.drawn += if kind == Kind::Promised { bytes } else { 0 };
         Ok(())
     }
 
-    fn give_back(&self, tier: Tier, class: Class, bytes: u64, drawn: bool) {
+    fn give_back(&self, tier: Tier, class: Class, bytes: u64, kind: Kind) {
         let mut map = self.lock();
         let Some(usage) = map.get_mut(&tier) else { return };
-        if drawn {
+        if kind == Kind::Promised {
             usage.drawn = usage.drawn.saturating_sub(bytes);
         }
         if let Some(held) = usage.by_class.get_mut(&class) {
@@ -280,8 +295,15 @@ pub struct Reservation {
     class: Class,
     who: &'static str,
     bytes: u64,
-    /// Whether it keeps a promise.
-    drawn: bool,
+    kind: Kind,
+}
+
+/// What a reservation may draw on.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Kind {
+    New,
+    Planned,
+    Promised,
 }
 
 impl Reservation {
@@ -298,7 +320,7 @@ impl Reservation {
     /// # Errors
     /// [`OverBudget`]; the reservation is then as it was.
     pub fn grow(&mut self, by: u64) -> Result<(), OverBudget> {
-        self.ledger.take(self.tier, self.class, self.who, by, self.drawn)?;
+        self.ledger.take(self.tier, self.class, self.who, by, self.kind)?;
         self.bytes += by;
         Ok(())
     }
@@ -306,14 +328,14 @@ impl Reservation {
     pub fn split(&mut self, n: u64) -> Reservation {
         let n = n.min(self.bytes);
         self.bytes -= n;
-        let Reservation { tier, class, who, drawn, .. } = *self;
-        Reservation { ledger: self.ledger.clone(), tier, class, who, bytes: n, drawn }
+        let Reservation { tier, class, who, kind, .. } = *self;
+        Reservation { ledger: self.ledger.clone(), tier, class, who, bytes: n, kind }
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.ledger.give_back(self.tier, self.class, self.bytes, self.drawn);
+        self.ledger.give_back(self.tier, self.class, self.bytes, self.kind);
     }
 }
 
@@ -379,6 +401,7 @@ mod tests {
         let other = l.reserve(Tier::Host, Class::Weights, "w", 50).unwrap();
         l.observe(Footprint { tier: Tier::Host, bytes: 100 });
         assert!(promise(1, false).is_err() && promise(1, true).is_err());
+        assert!(l.reserve_planned(Tier::Host, Class::State, "s", 1).is_err());
         let b = kv(10).unwrap();
         assert!(kv(1).is_err(), "no more than what was promised and what is there");
         drop(other);
@@ -386,6 +409,8 @@ mod tests {
         l.observe(Footprint { tier: Tier::Host, bytes: 75 });
         assert_eq!(free(), 25);
         assert!(promise(26, false).is_err());
+        assert!(l.reserve(Tier::Host, Class::State, "s", 26).is_err());
+        drop(l.reserve_planned(Tier::Host, Class::State, "s", 26).unwrap());
         let late = promise(50, true).unwrap();
         drop((a, b, first, late));
         let u = l.usage()[&Tier::Host].clone();

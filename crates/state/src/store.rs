@@ -43,7 +43,7 @@ impl State {
         decl::check(decls, &limits)?;
         let bytes = Self::bytes(decls, limits);
         // The one tier there is while every device's memory is the host's.
-        let reserve = |class, who, n| ledger.reserve(Tier::Host, class, who, n);
+        let reserve = |class, who, n| ledger.reserve_planned(Tier::Host, class, who, n);
         let rings = reserve(Class::Kv, "key/value rings", decl::ring_bytes(decls, &limits))?;
         let state = reserve(Class::State, "recurrent states", bytes.state)?;
         let rows = reserve(Class::Workspace, "row arrays", bytes.rows)?;

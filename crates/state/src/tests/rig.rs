@@ -53,12 +53,7 @@ impl Rig {
     /// Whether the ledger pays for exactly the slabs that are backed, and for all rings.
     pub fn pays(&self) -> Result<(), String> {
         let pages: u32 = self.st.room.pages.backed().map(|s| self.st.room.pages.pages_of(s).len() as u32).sum();
-        let rings: u64 = self
-            .decls
-            .iter()
-            .filter(|d| matches!(d.stream, Stream::Ring { .. }))
-            .map(|d| d.stream.kv_bytes(&self.st.limits()))
-            .sum();
+        let rings = crate::decl::ring_bytes(&self.decls, &self.st.limits());
         let paged: u64 = self.decls.iter().filter_map(|d| d.stream.history_page()).sum();
         let (want, have) = (pages as u64 * paged + rings, self.ledger.usage()[&Tier::Host].by_class[&Class::Kv]);
         if want == have { Ok(()) } else { Err(format!("{have} bytes are paid for, {want} are backed")) }
