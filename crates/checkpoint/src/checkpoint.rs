@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::matrix::Scheme;
 use crate::meta::Hf;
 use crate::source::{Bytes, FileIds, Stored};
 use crate::{ByteRange, Error, FileId, Meta, Result, Source, TensorInfo, locate};
@@ -15,6 +16,7 @@ pub struct Checkpoint {
     files: Vec<Stored>,
     tensors: Vec<TensorInfo>,
     index: HashMap<Arc<str>, usize>,
+    scheme: Scheme,
 }
 
 impl Checkpoint {
@@ -32,7 +34,8 @@ impl Checkpoint {
 
     pub(crate) fn gguf(files: Vec<Stored>, meta: Meta, tensors: Vec<TensorInfo>) -> Self {
         let index = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
-        Self { meta, files, tensors, index }
+        let scheme = Scheme::of(meta.config());
+        Self { meta, files, tensors, index, scheme }
     }
 
     pub(crate) fn hf(files: Vec<Stored>, tensors: Vec<TensorInfo>, hf: Hf, dir: &Path) -> Self {
@@ -93,7 +96,12 @@ impl Checkpoint {
         t.dtype.decode(&bytes, dst).map_err(self.named(t))
     }
 
-    fn named(&self, t: &TensorInfo) -> impl Fn(Error) -> Error {
+    /// What the configuration says about quantisation.
+    pub(crate) fn scheme(&self) -> &Scheme {
+        &self.scheme
+    }
+
+    pub(crate) fn named(&self, t: &TensorInfo) -> impl Fn(Error) -> Error {
         let file = self.files.get(t.at.file.0 as usize).map_or_else(|| self.meta.file().into(), |f| f.name.clone());
         let tensor = t.name.to_string();
         move |e| Error::Tensor { file: file.clone(), tensor: tensor.clone(), why: e.to_string() }

@@ -157,6 +157,5 @@ pub(crate) fn outside_graph(d: &dyn Device, what: &'static str) -> Result<()> {
 
 /// Bytes of a matrix in file layout, or an error naming the op when its format has no blocks of that shape.
 pub fn mat_bytes(op: &'static str, m: &Mat) -> Result<u64> {
-    let row = op::row_bytes(m).ok_or_else(|| Error::NoKernel { op, fmt: m.fmt.to_string() })?;
-    Ok(row * m.n as u64)
+    op::mat_bytes(m).ok_or_else(|| Error::NoKernel { op, fmt: m.fmt.to_string() })
 }

@@ -425,10 +425,13 @@ impl Op {
     }
 }
 
-/// Bytes of one row of a matrix in file layout, `None` when the format has no rows of that width in one plane.
+/// Bytes of one row of a matrix in the plane of its codes, `None` when the format has no rows of that width.
 pub fn row_bytes(m: &Mat) -> Option<u64> {
-    match m.fmt {
-        checkpoint::Format::Plain(t) => t.row_bytes(m.k as u64).ok(),
-        _ => None,
-    }
+    m.fmt.planes(m.k.into()).ok()?[0].map(|p| p.bytes)
+}
+
+/// Bytes of a matrix over all planes, `None` when the format has no rows of that width.
+pub fn mat_bytes(m: &Mat) -> Option<u64> {
+    let planes = m.fmt.planes(m.k.into()).ok()?;
+    Some(planes.iter().flatten().map(|p| p.total(m.n.into())).sum())
 }

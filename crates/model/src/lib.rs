@@ -12,6 +12,7 @@ mod family;
 pub mod keys;
 pub mod llama;
 pub mod moe;
+mod planes;
 pub mod qwen3_5_moe;
 pub mod rope;
 pub mod want;

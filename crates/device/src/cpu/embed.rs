@@ -4,18 +4,20 @@ use super::Cx;
 use super::product::SMALL;
 use super::ptr::Ptr;
 use crate::error::{Error, Result};
-use crate::op::row_bytes;
 use crate::view::{Mat, View};
-use checkpoint::Format;
+use checkpoint::PLANES;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// `out[i] = table[ids[i]]`, zeros for an id outside the table.
 pub fn embed(cx: &Cx, out: &View, table: &Mat, ids: &View) -> Result<()> {
     let none = || Error::NoKernel { op: "embed", fmt: table.fmt.to_string() };
-    let Format::Plain(dtype) = table.fmt else { return Err(none()) };
-    let row = row_bytes(table).ok_or_else(none)? as usize;
-    let bytes = table.planes[0].ok_or(Error::BadBuf)?.slice(0, row as u64 * table.n as u64).ok_or(Error::BadBuf)?;
-    let from = Ptr::of(cx.mem.ptr(&bytes)?);
+    let mut planes = [(Ptr::NULL, 0); PLANES];
+    for (i, cut) in table.fmt.planes(table.k.into()).map_err(|_| none())?.into_iter().enumerate() {
+        let Some(cut) = cut else { continue };
+        let bytes = cut.total(table.n.into());
+        let buf = table.planes[i].and_then(|b| b.slice(0, bytes)).ok_or(Error::BadBuf)?;
+        planes[i] = (Ptr::of(cx.mem.ptr(&buf)?), bytes as usize);
+    }
     let (to, stride, k) = (cx.f32(out)?, out.stride[0] as usize, table.k as usize);
     let (ids, id_stride) = (cx.i32(ids)?, ids.stride[0] as usize);
     let rows = out.rows as usize;
@@ -26,9 +28,12 @@ pub fn embed(cx: &Cx, out: &View, table: &Mat, ids: &View) -> Result<()> {
         let (id, to) = unsafe { (ids.slice(i * id_stride, 1)[0], to.slice_mut(i * stride, k)) };
         match usize::try_from(id) {
             Ok(id) if id < table.n as usize => {
-                // SAFETY: row `id` lies inside the table, which nobody writes.
-                let codes = unsafe { from.slice(id * row, row) };
-                if dtype.decode(codes, to).is_err() {
+                let bytes = |i: usize| match planes[i] {
+                    (_, 0) => &[],
+                    // SAFETY: the plane's bytes, which nobody writes.
+                    (from, len) => unsafe { from.slice(0, len) },
+                };
+                if table.fmt.decode_row([bytes(0), bytes(1), bytes(2), bytes(3)], id as u64, to).is_err() {
                     failed.store(true, Relaxed);
                 }
             }

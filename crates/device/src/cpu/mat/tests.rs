@@ -86,6 +86,8 @@ fn steps_agree<T: super::tile_x86::TileX86>() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn steps_by_vectors_are_the_steps() {
+    steps_agree::<tile256::Q3K>();
+    steps_agree::<tile256::Iq3S>();
     steps_agree::<tile256::Q4K>();
     steps_agree::<tile256::Q5K>();
     steps_agree::<tile256::Q6K>();
@@ -101,6 +103,8 @@ fn codes_and_steps_are_the_weights() {
     agree::<tile32::Q8_0>(Block::Q8_0, vector::<tile32::Q8_0>);
     agree::<tile32::Iq4Nl>(Block::Iq4Nl, vector::<tile32::Iq4Nl>);
     agree::<tile32::Mxfp4>(Block::Mxfp4, vector::<tile32::Mxfp4>);
+    agree::<tile256::Q3K>(Block::Q3K, vector::<tile256::Q3K>);
+    agree::<tile256::Iq3S>(Block::Iq3S, vector::<tile256::Iq3S>);
     agree::<tile256::Q4K>(Block::Q4K, vector::<tile256::Q4K>);
     agree::<tile256::Q5K>(Block::Q5K, vector::<tile256::Q5K>);
     agree::<tile256::Q6K>(Block::Q6K, vector::<tile256::Q6K>);
