@@ -120,7 +120,7 @@ impl Stored {
         MatSet { first, step: [0, 1, 2, 3].map(|i| self.step(i) as u64), slots: self.count as u32 }
     }
     fn mat(&self, planes: [Option<Buf>; PLANES]) -> Mat {
-        Mat { n: self.n as u32, k: self.k as u32, fmt: self.fmt, layout: Layout::File, planes }
+        Mat { n: self.n as u32, k: self.k as u32, fmt: self.fmt, layout: Layout::File, row_step: 1, planes }
     }
     /// Matrix `e` as values, for [`product`].
     fn weights(&self, e: usize) -> Weights {
@@ -328,7 +328,7 @@ fn embeddings_are_the_decoded_rows() {
             let mut rig = Rig::cpu(Isa::Scalar, 1);
             let (table, ids_view) = (w.load(&mut rig, 7).first, rig.ints(&ids, 1));
             let out = rig.floats(&vec![f32::NAN; ids.len() * k], k);
-            rig.dev.run(Op::Embed { out, table, ids: ids_view }).unwrap();
+            rig.dev.run(Op::Embed { out, table, ids: ids_view, scale: 1.0 }).unwrap();
             for (id, y) in ids.iter().zip(rig.read(out).chunks(k)) {
                 match usize::try_from(*id).ok().filter(|i| *i < 21) {
                     Some(i) => assert_eq!(y, &w.values[i * k..(i + 1) * k], "{fmt}"),
@@ -364,6 +364,7 @@ fn experts_of_every_format_are_the_right_ones() {
                 up: up.load(&mut rig, 2),
                 down: down.load(&mut rig, 3),
                 slot_of: None,
+                bias: Default::default(),
                 glu: Glu::Swiglu,
             };
             let routed = Routing { ids: rig.ints(&ids, k), w: rig.floats(&vec![0.5; rows * k], k) };

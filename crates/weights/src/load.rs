@@ -168,7 +168,8 @@ impl Planes {
 }
 
 fn mat(b: &Bound, planes: [Option<Buf>; PLANES]) -> Mat {
-    Mat { n: b.n, k: b.k, fmt: b.format(), layout: Layout::File, planes }
+    let row_step = b.side.as_ref().map_or(1, |s| s.row_step);
+    Mat { n: b.n, k: b.k, fmt: b.format(), layout: Layout::File, row_step, planes }
 }
 
 fn assemble(sets: &[(Proj, MatSet)]) -> Option<LayerExperts> {

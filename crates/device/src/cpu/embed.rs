@@ -4,17 +4,17 @@ use super::Cx;
 use super::product::SMALL;
 use super::ptr::Ptr;
 use crate::error::{Error, Result};
+use crate::op::extents;
 use crate::view::{Mat, View};
 use checkpoint::PLANES;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// `out[i] = table[ids[i]]`, zeros for an id outside the table.
-pub fn embed(cx: &Cx, out: &View, table: &Mat, ids: &View) -> Result<()> {
+/// `out[i] = scale * table[ids[i]]`, zeros for an id outside the table.
+pub fn embed(cx: &Cx, out: &View, table: &Mat, ids: &View, scale: f32) -> Result<()> {
     let none = || Error::NoKernel { op: "embed", fmt: table.fmt.to_string() };
     let mut planes = [(Ptr::NULL, 0); PLANES];
-    for (i, cut) in table.fmt.planes(table.k.into()).map_err(|_| none())?.into_iter().enumerate() {
-        let Some(cut) = cut else { continue };
-        let bytes = cut.total(table.n.into());
+    for (i, bytes) in extents(table).ok_or_else(none)?.into_iter().enumerate() {
+        let Some(bytes) = bytes else { continue };
         let buf = table.planes[i].and_then(|b| b.slice(0, bytes)).ok_or(Error::BadBuf)?;
         planes[i] = (Ptr::of(cx.mem.ptr(&buf)?), bytes as usize);
     }
@@ -33,8 +33,12 @@ pub fn embed(cx: &Cx, out: &View, table: &Mat, ids: &View) -> Result<()> {
                     // SAFETY: the plane's bytes, which nobody writes.
                     (from, len) => unsafe { from.slice(0, len) },
                 };
-                if table.fmt.decode_row([bytes(0), bytes(1), bytes(2), bytes(3)], id as u64, to).is_err() {
+                let row = id as u64 * table.row_step as u64;
+                if table.fmt.decode_row([bytes(0), bytes(1), bytes(2), bytes(3)], row, to).is_err() {
                     failed.store(true, Relaxed);
+                }
+                if scale != 1.0 {
+                    to.iter_mut().for_each(|x| *x *= scale);
                 }
             }
             _ => to.fill(0.0),

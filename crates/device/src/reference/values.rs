@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::host::HostMemory;
+use crate::op::extents;
 use crate::view::{Buf, Mat, View};
 use checkpoint::PLANES;
 
@@ -73,13 +74,13 @@ pub fn put_at(mem: &HostMemory, b: &Buf, first: u64, values: &[f32]) -> Result<(
 pub fn mat_row(mem: &HostMemory, m: &Mat, n: u32) -> Result<Vec<f32>> {
     let no_kernel = || Error::NoKernel { op: "decode", fmt: m.fmt.to_string() };
     let mut planes = [&[][..]; PLANES];
-    for (i, cut) in m.fmt.planes(m.k.into()).map_err(|_| no_kernel())?.into_iter().enumerate() {
-        let Some(cut) = cut else { continue };
-        let plane = m.planes[i].and_then(|b| b.slice(0, cut.total(m.n.into()))).ok_or(Error::BadBuf)?;
+    for (i, bytes) in extents(m).ok_or_else(no_kernel)?.into_iter().enumerate() {
+        let Some(bytes) = bytes else { continue };
+        let plane = m.planes[i].and_then(|b| b.slice(0, bytes)).ok_or(Error::BadBuf)?;
         planes[i] = mem.bytes(&plane)?;
     }
     let mut out = vec![0.0; m.k as usize];
-    m.fmt.decode_row(planes, n.into(), &mut out).map_err(|_| no_kernel())?;
+    m.fmt.decode_row(planes, n as u64 * m.row_step as u64, &mut out).map_err(|_| no_kernel())?;
     Ok(out)
 }
 

@@ -4,6 +4,7 @@ use super::quant::GROUP;
 use crate::cpu::ptr::Ptr;
 use crate::error::{Error, Result};
 use crate::host::HostMemory;
+use crate::op::extents;
 use crate::view::Mat;
 use checkpoint::{DType, Format, Global};
 use half::{bf16, f16};
@@ -98,11 +99,13 @@ impl Side {
     pub fn new(mem: &HostMemory, op: &'static str, m: &Mat) -> Result<Side> {
         let none = || Error::NoKernel { op, fmt: m.fmt.to_string() };
         let cuts = m.fmt.planes(m.k.into()).map_err(|_| none())?;
+        let extents = extents(m).ok_or_else(none)?;
         let plane = |i: usize| -> Result<Plane> {
-            let Some(cut) = cuts[i] else { return Ok(Plane::NONE) };
-            let buf = m.planes[i].and_then(|b| b.slice(0, cut.total(m.n.into()))).ok_or(Error::BadBuf)?;
+            let (Some(cut), Some(bytes)) = (cuts[i], extents[i]) else { return Ok(Plane::NONE) };
+            let buf = m.planes[i].and_then(|b| b.slice(0, bytes)).ok_or(Error::BadBuf)?;
             let rows = if cut.rows == 0 { m.n.max(1) } else { cut.rows };
-            Ok(Plane { base: Ptr::of(mem.ptr(&buf)?), step: cut.bytes as usize, rows: rows as usize })
+            let step = cut.bytes as usize * m.row_step as usize;
+            Ok(Plane { base: Ptr::of(mem.ptr(&buf)?), step, rows: rows as usize })
         };
         let side = Side { scales: plane(1)?, mins: plane(2)?, ..Side::NONE };
         // SAFETY: four readable bytes; nobody writes weights while an op reads them.
