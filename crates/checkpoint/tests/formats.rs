@@ -34,10 +34,20 @@ fn formats() -> Vec<Format> {
     let scales = [DType::F32, DType::F16, DType::BF16];
     let mut all = vec![Format::Mxfp4Hf];
     for (i, bits) in [2, 3, 4, 5, 6, 8].into_iter().enumerate() {
-        all.extend([32, 64, 128].map(|group| Format::Affine { bits, group, scale: scales[(i + group as usize / 32) % 3] }));
+        all.extend([32, 64, 128].map(|group| Format::Affine {
+            bits,
+            group,
+            scale: scales[(i + group as usize / 32) % 3],
+        }));
     }
     all.extend([Global::None, Global::Multiplies, Global::Divides].map(|global| Format::Nvfp4 { global }));
-    for (tile, scale) in [([128, 128], DType::F32), ([128, 128], DType::BF16), ([0, 0], DType::F32), ([1, 0], DType::BF16), ([1, 32], DType::E8M0)] {
+    for (tile, scale) in [
+        ([128, 128], DType::F32),
+        ([128, 128], DType::BF16),
+        ([0, 0], DType::F32),
+        ([1, 0], DType::BF16),
+        ([1, 32], DType::E8M0),
+    ] {
         all.push(Format::Fp8 { tile, scale });
     }
     for (group, zero) in [(32, false), (128, false), (64, true), (128, true)] {
@@ -174,7 +184,10 @@ fn rows_that_cannot_be_say_why() {
     assert!(of(Format::Int4 { group: 128, zero: true, scale: DType::F16 }, 192).contains("groups of 128"));
     assert!(of(Format::Plain(Block::Q4K.into()), 128).contains("256"));
     for f in formats() {
-        assert!(f.decode_row([&[]; PLANES], 0, &mut vec![0.0; 512]).unwrap_err().to_string().contains("plane 0"), "{f}");
+        assert!(
+            f.decode_row([&[]; PLANES], 0, &mut vec![0.0; 512]).unwrap_err().to_string().contains("plane 0"),
+            "{f}"
+        );
         let planes = f.encode(2, &sample(1024)).unwrap();
         let last = planes.iter().rposition(|p| !p.is_empty()).unwrap();
         let parts = std::array::from_fn(|i| if i == last { &planes[i][..planes[i].len() - 1] } else { &planes[i][..] });

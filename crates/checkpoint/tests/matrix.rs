@@ -121,7 +121,8 @@ fn four_bit_floats_of_three_publishers() {
         Dir::new(json!({}), &t)
     };
     let one = |name: &str| (format!("a.{name}"), "F32".to_string(), vec![]);
-    let d = build(("a.weight", "U8"), &[scales("weight_scale", "F8_E4M3", 4), one("weight_scale_2"), one("input_scale")]);
+    let d =
+        build(("a.weight", "U8"), &[scales("weight_scale", "F8_E4M3", 4), one("weight_scale_2"), one("input_scale")]);
     let m = d.find("a.weight");
     assert_eq!((m.format, m.k()), (Format::Nvfp4 { global: Global::Multiplies }, 64));
     assert_eq!(planes(&m), [Some("a.weight"), Some("a.weight_scale"), None, Some("a.weight_scale_2")]);
@@ -162,9 +163,17 @@ fn what_does_not_fit_names_the_tensor() {
         (&mlx, &[codes, scales, ("a.biases", "F32", &[8, 2])], &["a.biases", "F32"]),
         (&mlx, &[codes, ("a.scales", "I32", &[8, 2]), biases], &["a.scales", "I32"]),
         (&json!({}), &[codes, scales, biases], &["a.weight", "bits and group_size"]),
-        (&json!({"quantization": {"group_size": 96, "bits": 4}}), &[codes, scales, biases], &["a.weight", "groups of 96"]),
+        (
+            &json!({"quantization": {"group_size": 96, "bits": 4}}),
+            &[codes, scales, biases],
+            &["a.weight", "groups of 96"],
+        ),
         (&json!({"quantization": {"group_size": 64, "bits": 7}}), &[codes, scales, biases], &["a.weight", "7 bits"]),
-        (&json!({"quantization": {"group_size": 64, "bits": 4, "mode": "new"}}), &[codes, scales], &["a.weight", "mode"]),
+        (
+            &json!({"quantization": {"group_size": 64, "bits": 4, "mode": "new"}}),
+            &[codes, scales],
+            &["a.weight", "mode"],
+        ),
         (&json!({}), &[("a.weight", "F8_E4M3", &[200, 300])], &["a.weight", "weight_scale_inv"]),
         (
             &json!({}),
@@ -186,7 +195,8 @@ fn what_does_not_fit_names_the_tensor() {
         let e = of(config, tensors, "a.weight");
         assert!(says.iter().all(|s| e.contains(s)), "{e}: not {says:?}");
     }
-    let e = of(&json!({"quantization_config": {"quant_method": "gptq"}}), &[("a.qweight", "I32", &[16, 8])], "a.weight");
+    let e =
+        of(&json!({"quantization_config": {"quant_method": "gptq"}}), &[("a.qweight", "I32", &[16, 8])], "a.weight");
     assert!(e.contains("a.qweight") && e.contains("gptq"), "{e}");
     let blocks: (&str, &str, &[u64]) = ("g_blocks", "U8", &[2, 3, 16]);
     assert!(of(&json!({}), &[blocks], "g").contains("'g_scales' is missing"));

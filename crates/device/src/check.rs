@@ -3,8 +3,8 @@
 use crate::arena::Arena;
 use crate::error::{Error, Result};
 use crate::op::{Acc, Op, Router, Routing, Rows, StreamView, extents};
-use checkpoint::PLANES;
 use crate::view::{Act, Buf, ExpertMats, Mat, MatSet, View};
+use checkpoint::PLANES;
 
 struct Checker(&'static str);
 

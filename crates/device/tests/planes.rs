@@ -4,9 +4,7 @@
 mod kit;
 
 use checkpoint::{Block, DType, Format, Global, PLANES};
-use device::{
-    Acc, Buf, ExpertMats, Glu, Isa, Layout, Mat, MatSet, Op, Part, Pick, Routing, RowClass, View, tolerance,
-};
+use device::{Acc, Buf, ExpertMats, Glu, Isa, Layout, Mat, MatSet, Op, Part, Pick, Routing, RowClass, View, tolerance};
 use kit::{Rig, Rng, Weights, fifteen_bits, isas, product};
 
 fn formats() -> Vec<Format> {
@@ -87,7 +85,10 @@ impl Stored {
                 }
                 (3, _) => (0..count).flat_map(|_| (0.7 + 0.5 * rng.unit()).to_le_bytes()).collect(),
                 // No NaN of E4M3 among the codes.
-                (_, DType::F8E4M3) => (0..bytes).map(|_| rng.bits() as u8).map(|b| if b & 0x7F == 0x7F { 9 } else { b % 0x40 | b & 0x80 }).collect(),
+                (_, DType::F8E4M3) => (0..bytes)
+                    .map(|_| rng.bits() as u8)
+                    .map(|b| if b & 0x7F == 0x7F { 9 } else { b % 0x40 | b & 0x80 })
+                    .collect(),
                 (_, DType::Block(Block::Nvfp4)) => {
                     (0..bytes).map(|i| if i % 36 < 4 { 24 + rng.below(16) as u8 } else { rng.bits() as u8 }).collect()
                 }
@@ -153,7 +154,9 @@ fn bits(v: &[f32]) -> Vec<u32> {
 fn every_format_on_every_instruction_set_is_exact_to_rounding() {
     let mut rng = Rng(1);
     for fmt in formats() {
-        for (k, n, rows) in [(width(fmt), 1, 1), (width(fmt), 19, 3), (width(fmt), 33, 7), (1536, 130, 2), (256, 5, 130)] {
+        for (k, n, rows) in
+            [(width(fmt), 1, 1), (width(fmt), 19, 3), (width(fmt), 33, 7), (1536, 130, 2), (256, 5, 130)]
+        {
             if fmt.planes(k as u64).is_err() {
                 continue;
             }
@@ -163,7 +166,10 @@ fn every_format_on_every_instruction_set_is_exact_to_rounding() {
                 let got = linear(&mut Rig::cpu(isa, 2), &x, &w, 0, RowClass::Few);
                 for (i, (y, (exact, size))) in got.iter().zip(&want).enumerate() {
                     let near = (y - exact).abs() <= w.tolerance() * size;
-                    assert!(near, "{fmt} {isa:?} [{n}, {k}] x {rows}: element {i} is {y}, exactly {exact}, |x||w| {size}");
+                    assert!(
+                        near,
+                        "{fmt} {isa:?} [{n}, {k}] x {rows}: element {i} is {y}, exactly {exact}, |x||w| {size}"
+                    );
                 }
             }
         }
@@ -277,20 +283,30 @@ fn what_is_not_finite_says_so() {
                 let mut x = rng.values(2 * k);
                 x[77] = bad;
                 let y = linear(&mut Rig::cpu(isa, 1), &x, &w, 0, RowClass::Few);
-                assert!(y[..16].iter().all(|y| !y.is_finite()) && y[16..].iter().all(|y| y.is_finite()), "{fmt} {isa:?}");
+                assert!(
+                    y[..16].iter().all(|y| !y.is_finite()) && y[16..].iter().all(|y| y.is_finite()),
+                    "{fmt} {isa:?}"
+                );
             }
             assert!(linear(&mut Rig::cpu(isa, 1), &vec![0.0; k], &w, 0, RowClass::Few).iter().all(|y| *y == 0.0));
         }
     }
     // A scale that is not a number, and codes that are none.
-    for (fmt, plane, byte) in [(Format::Mxfp4Hf, 1, 0xFF), (Format::Nvfp4 { global: Global::None }, 1, 0x7F), (Format::Fp8 { tile: [0, 0], scale: DType::F32 }, 0, 0xFF)] {
+    for (fmt, plane, byte) in [
+        (Format::Mxfp4Hf, 1, 0xFF),
+        (Format::Nvfp4 { global: Global::None }, 1, 0x7F),
+        (Format::Fp8 { tile: [0, 0], scale: DType::F32 }, 0, 0xFF),
+    ] {
         let mut w = Stored::random(&mut rng, fmt, [1, 16, 288]);
         let row = w.planes[plane].len() / 16;
         w.planes[plane][3 * row + 2] = byte;
         for (isa, rows) in isas().flat_map(|i| [(i, 1), (i, 6)]) {
             let x = rng.values(rows * 288);
             let y = linear(&mut Rig::cpu(isa, 1), &x, &w, 0, RowClass::Few);
-            assert!(y.chunks(16).all(|y| y.iter().enumerate().all(|(i, y)| y.is_nan() == (i == 3))), "{fmt} {isa:?}: {y:?}");
+            assert!(
+                y.chunks(16).all(|y| y.iter().enumerate().all(|(i, y)| y.is_nan() == (i == 3))),
+                "{fmt} {isa:?}: {y:?}"
+            );
         }
     }
 }

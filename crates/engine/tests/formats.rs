@@ -55,7 +55,9 @@ impl Scheme {
         }
     }
     fn config(self) -> (&'static str, Value) {
-        let of = |bits: u32, group: u32, mode: &str| ("quantization", json!({"bits": bits, "group_size": group, "mode": mode}));
+        let of = |bits: u32, group: u32, mode: &str| {
+            ("quantization", json!({"bits": bits, "group_size": group, "mode": mode}))
+        };
         match self {
             Scheme::Mlx(Format::Affine { bits, group, .. }) => of(bits.into(), group, "affine"),
             Scheme::Mlx(Format::Mxfp4Hf) => of(4, 32, "mxfp4"),
@@ -119,8 +121,10 @@ fn write(dir: &Path, config: &Value, parts: &[Part]) {
     std::fs::create_dir_all(dir).unwrap();
     std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
     let announced: Vec<_> = parts.iter().map(|p| p.new.clone()).collect();
-    write_safetensors::<checkpoint::Error>(&dir.join("model.safetensors"), &[], &announced, |i, w| w.bytes(&parts[i].bytes))
-        .unwrap();
+    write_safetensors::<checkpoint::Error>(&dir.join("model.safetensors"), &[], &announced, |i, w| {
+        w.bytes(&parts[i].bytes)
+    })
+    .unwrap();
 }
 
 /// Writes the model twice: in the scheme where `which` picks one for a tensor, and with the same values as f32.
@@ -249,4 +253,60 @@ fn single_paths_have_settings_of_their_own() {
     };
     both(&model, dir.path(), with(model.config.clone(), "quantization", config), which);
     compare(dir.path(), "paths of their own");
+}
+
+/// Stacks of experts in the schemes that have them: gpt-oss' blocks, MLX's stacked matrices, FP8 and packed ones apart.
+#[test]
+fn experts_in_every_scheme() {
+    let moe = |t: &Tensor| t.name.contains(".experts.") && !t.name.starts_with("mtp");
+    for name in ["qwen3_5_moe-a", "qwen3_5_moe-b"] {
+        let model = testkit::model(name).unwrap();
+        let fused = model.tensors.iter().any(|t| t.name.ends_with(".layers.1.mlp.experts.gate_up_proj"));
+        let affine = Scheme::Mlx(Format::Affine { bits: 4, group: 32, scale: DType::BF16 });
+        let schemes = if fused {
+            vec![Scheme::GptOss]
+        } else {
+            let fp8 = Scheme::Fp8(Format::Fp8 { tile: [128, 128], scale: DType::F32 });
+            let int4 = Scheme::Packed(Format::Int4 { group: 32, zero: true, scale: DType::BF16 });
+            vec![affine, fp8, Scheme::Modelopt, Scheme::Packed(Format::Nvfp4 { global: Global::Divides }), int4]
+        };
+        for scheme in schemes {
+            let dir = tempfile::tempdir().unwrap();
+            let (key, value) = scheme.config();
+            both(&model, dir.path(), with(model.config.clone(), key, value), |t| moe(t).then_some(scheme));
+            compare(dir.path(), &format!("{name} {scheme:?}"));
+        }
+    }
+}
+
+/// MLX stacks the experts of a layer under another name.
+#[test]
+fn stacked_experts_of_mlx() {
+    let model = testkit::model("qwen3_5_moe-a").unwrap();
+    let scheme = Scheme::Mlx(Format::Affine { bits: 4, group: 32, scale: DType::BF16 });
+    let (mut packed, mut floats) = (Vec::new(), Vec::new());
+    for t in &model.tensors {
+        let shape: Vec<u64> = t.shape.iter().map(|&d| d as u64).collect();
+        let Some((root, rest)) = t.name.split_once(".experts.").filter(|(root, _)| !root.starts_with("mtp")) else {
+            let values = t.values(model.seed);
+            packed.push(plain(t, &shape, &values));
+            floats.push(plain(t, &shape, &values));
+            continue;
+        };
+        let (number, proj) = rest.split_once('.').unwrap();
+        if number != "0" {
+            continue;
+        }
+        let all: Vec<&Tensor> = (0..8).map(|e| model.tensor(&format!("{root}.experts.{e}.{proj}")).unwrap()).collect();
+        let values: Vec<f32> = all.iter().flat_map(|t| t.values(model.seed)).collect();
+        let name = format!("{root}.switch_mlp.{proj}");
+        let (parts, decoded) = parts(scheme, &name, &[8, shape[0], shape[1]], &values);
+        packed.extend(parts);
+        floats.extend(all.iter().zip(decoded.chunks(t.numel())).map(|(t, v)| plain(t, &shape, v)));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (key, value) = scheme.config();
+    write(&dir.path().join("packed"), &with(model.config.clone(), key, value), &packed);
+    write(&dir.path().join("floats"), &model.config, &floats);
+    compare(dir.path(), "stacked");
 }

@@ -148,6 +148,7 @@ impl Wants {
         let place = |name: String, shape| Place { name, shape, canon: Canon::Same };
         let mut in_gguf = vec![place(format!("{gguf}.ffn_{stacked}_exps.weight"), Lies::Whole)];
         let mut in_hf = vec![place(format!("{hf}.experts.{{e}}.{stacked}_proj.weight"), Lies::Each)];
+        in_hf.push(place(format!("{hf}.switch_mlp.{stacked}_proj.weight"), Lies::Whole));
         match gate_up {
             Some(half) => {
                 in_gguf.push(place(format!("{gguf}.ffn_gate_up_exps.weight"), Lies::Half(half)));

@@ -32,7 +32,8 @@ pub use q5::{BlockQ5_0, BlockQ5_1};
 pub use q8::BlockQ8_0;
 
 /// Names of all block formats, for messages.
-pub(crate) const NAMES: &str = "Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ3_S, IQ4_NL, IQ4_XS, MXFP4, NVFP4";
+pub(crate) const NAMES: &str =
+    "Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ3_S, IQ4_NL, IQ4_XS, MXFP4, NVFP4";
 
 /// A block format that can be decoded.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]

@@ -93,7 +93,8 @@ impl Format {
                 }
             }
             Self::Nvfp4 { global } => {
-                let all = if global == Global::None { 1.0 } else { largest(values).max(f32::MIN_POSITIVE) / (6.0 * 448.0) };
+                let all =
+                    if global == Global::None { 1.0 } else { largest(values).max(f32::MIN_POSITIVE) / (6.0 * 448.0) };
                 match global {
                     Global::None => {}
                     Global::Multiplies => out[3].extend(all.to_le_bytes()),

@@ -108,7 +108,11 @@ impl Format {
         let of = |dtype: DType, n: u64| plane(dtype, n.saturating_mul(dtype.bytes() as u64), 1);
         let global = plane(DType::F32, 4, 0);
         let whole = |per: u64, what: &str| {
-            if per > 0 && k.is_multiple_of(per) { Ok(()) } else { Err(format!("rows of {k} elements are not whole {what} of {per}")) }
+            if per > 0 && k.is_multiple_of(per) {
+                Ok(())
+            } else {
+                Err(format!("rows of {k} elements are not whole {what} of {per}"))
+            }
         };
         Ok(match *self {
             Self::Plain(d) => [plane(d, d.row_bytes(k).map_err(|e| e.to_string())?, 1), None, None, None],
@@ -200,5 +204,11 @@ impl fmt::Display for Format {
 impl From<DType> for Format {
     fn from(d: DType) -> Self {
         Self::Plain(d)
+    }
+}
+
+impl From<Block> for Format {
+    fn from(b: Block) -> Self {
+        Self::Plain(b.into())
     }
 }

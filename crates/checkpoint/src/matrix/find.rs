@@ -89,7 +89,8 @@ impl<'a> Seek<'a> {
         if let Some(k) = shape.last_mut() {
             *k = stream / u64::from(m.bits);
         }
-        let wrong = |what: &str| self.bad(t, format!("{what} with {} bits in groups of {} is not known", m.bits, m.group));
+        let wrong =
+            |what: &str| self.bad(t, format!("{what} with {} bits in groups of {} is not known", m.bits, m.group));
         let (format, biases) = match (m.mode, m.bits, m.group) {
             (Mode::Affine, bits, group) => {
                 self.scale_type(scales)?;
@@ -142,7 +143,10 @@ impl<'a> Seek<'a> {
         } else {
             let (a, b) = (n.div_ceil(rows.max(1).into()), k.div_ceil(cols.max(1).into()));
             let shape = &s.shape;
-            return Err(self.bad(s, format!("scales of shape {shape:?}; a matrix [{n}, {k}] in tiles of {rows} x {cols} needs [{a}, {b}]")));
+            return Err(self.bad(
+                s,
+                format!("scales of shape {shape:?}; a matrix [{n}, {k}] in tiles of {rows} x {cols} needs [{a}, {b}]"),
+            ));
         };
         self.finish(Format::Fp8 { tile, scale }, t.shape.clone(), [Some(t), Some(s), None, None])
     }
@@ -235,7 +239,8 @@ impl<'a> Seek<'a> {
             let need = cut.total(n).saturating_mul(e);
             if t.at.len != need && !(i == 3 && t.at.len == 4) {
                 let (shape, of) = (&t.shape, &info.shape);
-                let why = format!("shape {shape:?} of {} has {} bytes; {of:?} in {format} needs {need}", t.dtype, t.at.len);
+                let why =
+                    format!("shape {shape:?} of {} has {} bytes; {of:?} in {format} needs {need}", t.dtype, t.at.len);
                 return Err(self.bad(t, why));
             }
         }

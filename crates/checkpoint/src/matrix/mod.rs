@@ -65,8 +65,7 @@ impl Checkpoint {
     pub fn matrices(&self) -> Vec<MatrixInfo> {
         let mut seen: HashSet<ByteRange> = HashSet::new();
         let mut out = Vec::new();
-        let found: Vec<_> =
-            self.tensors().map(|t| (t, self.matrix(&find::logical(&t.name)).ok().flatten())).collect();
+        let found: Vec<_> = self.tensors().map(|t| (t, self.matrix(&find::logical(&t.name)).ok().flatten())).collect();
         for m in found.iter().filter_map(|(_, m)| m.as_ref()).filter(|m| m.planes[1..].iter().any(Option::is_some)) {
             seen.extend(m.planes[1..].iter().flatten().map(|t| t.at));
         }

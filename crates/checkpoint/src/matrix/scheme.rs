@@ -40,7 +40,8 @@ impl Scheme {
         let mut all = Self::default();
         let Some(config) = config else { return all };
         let places = [Some(config), config.get("text_config")];
-        for (place, key) in places.into_iter().flatten().flat_map(|p| [(p, "quantization"), (p, "quantization_config")]) {
+        for (place, key) in places.into_iter().flatten().flat_map(|p| [(p, "quantization"), (p, "quantization_config")])
+        {
             if let Some(q) = place.get(key).and_then(Value::as_object) {
                 all.read(q);
             }
@@ -72,7 +73,9 @@ impl Scheme {
     /// MLX's settings for a module path. Checkpoints of multimodal models put a root before the path that their configuration may lack, and the other
     /// way round.
     pub(super) fn mlx(&self, path: &str) -> Option<Mlx> {
-        let ends = |long: &str, short: &str| long.strip_suffix(short).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+        let ends = |long: &str, short: &str| {
+            long.strip_suffix(short).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        };
         let exact = self.paths.iter().find(|(p, _)| p == path);
         let own = exact.or_else(|| self.paths.iter().find(|(p, _)| ends(path, p) || ends(p, path)));
         own.map(|(_, m)| *m).or(self.mlx)

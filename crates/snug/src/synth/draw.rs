@@ -2,8 +2,14 @@
 //! before it, so that pieces can be drawn in any order and on all cores.
 
 use checkpoint::block::pack_scales;
+use checkpoint::float8::e4m3;
 use checkpoint::{Block, DType};
 use half::{bf16, f16};
+
+/// Root mean square of the sixteen E2M1 values: sqrt(68.5 / 8).
+const E2M1_RMS: f32 = 2.9262;
+/// Of the magnitudes of IQ3_S's code book.
+const IQ3_RMS: f32 = 7.5942;
 
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
@@ -107,8 +113,28 @@ fn set_scales(b: Block, std: f32, r: u64, block: &mut [u8]) {
         // Sixteen random signed scales, then the codes' own spread; the f16 over all is the last field.
         Block::Q6K => put(b.bytes() - 2, sign * std / (spread(256) * spread(64))),
         Block::Mxfp4 => block[0] = power(std, r),
+        Block::Nvfp4 => (0..4).for_each(|i| block[i] = small_float(std, r.rotate_left(16 * i as u32))),
+        Block::Q2K => {
+            // Scales even in 8..16 with minimums equal to them; root mean square 11.73.
+            (0..16).for_each(|i| block[i] = 0x88 | (r >> (4 * i) & 7) as u8 * 0x11);
+            put(80, std / (spread(4) * 11.726));
+            put(82, 1.5 * std / (spread(4) * 11.726));
+        }
+        // Sixteen random signed scales times codes of -4..4: root mean squares 18.48 and 2.345.
+        Block::Q3K => put(b.bytes() - 2, sign * std / (18.48 * 2.345)),
+        // Odd scales up to 31 and the code book: root mean squares 18.47 and IQ3_RMS.
+        Block::Iq3S => put(0, sign * std / (18.466 * IQ3_RMS)),
         Block::Iq4Nl | Block::Iq4Xs => {}
     }
+}
+
+/// An E4M3 scale: one of the two codes around the wanted one, the larger as often as makes the variance right.
+fn small_float(std: f32, r: u64) -> u8 {
+    let wanted = std / E2M1_RMS;
+    let low = (0..0x7Du8).rev().find(|c| e4m3(*c) <= wanted).unwrap_or(0);
+    let (a, b) = (e4m3(low).powi(2), e4m3(low + 1).powi(2));
+    let up = (r >> 40) as f32 / (1u64 << 24) as f32;
+    low + u8::from(up < (wanted.powi(2) - a) / (b - a))
 }
 
 /// Sub-scales are even in 32..64 and the minimums equal to them, so that one ratio centres all sub-blocks.
@@ -125,9 +151,7 @@ fn k_scales(step: f32, centre: f32, r: u64, block: &mut [u8]) {
 
 /// An exponent byte (2^(e - 127)): one of the two around the wanted scale, the larger as often as makes the variance right.
 fn power(std: f32, r: u64) -> u8 {
-    // Root mean square of the sixteen E2M1 values: sqrt(68.5 / 8).
-    const RMS: f32 = 2.9262;
-    let exact = (std / RMS).log2();
+    let exact = (std / E2M1_RMS).log2();
     let (low, part) = (exact.floor(), exact - exact.floor());
     let chance = (4f32.powf(part) - 1.0) / 3.0;
     let up = (r >> 40) as f32 / (1u64 << 24) as f32;

@@ -181,8 +181,7 @@ impl Planes for Int4Zero {
     unsafe fn steps(s: &Side, row: &Row, g: usize) -> Steps {
         let at = g / s.per;
         // SAFETY: the caller's promise.
-        let (scale, zeros) =
-            unsafe { (s.scale.get(row.scales, at), row.mins.cast::<u32>().add(at).read_unaligned()) };
+        let (scale, zeros) = unsafe { (s.scale.get(row.scales, at), row.mins.cast::<u32>().add(at).read_unaligned()) };
         Steps { scale: [scale; 2], min: [-(scale * (zeros >> (4 * row.nth) & 15) as f32); 2] }
     }
 }

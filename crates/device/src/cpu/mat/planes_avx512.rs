@@ -17,8 +17,12 @@ pub trait PlanesX512: PlanesX86 {
     unsafe fn quad(rows: &[*const u8; 4], g: usize) -> [__m512i; 2] {
         // SAFETY: the caller's promise.
         unsafe {
-            let (a, b, c, d) =
-                (Self::vector(rows[0], g), Self::vector(rows[1], g), Self::vector(rows[2], g), Self::vector(rows[3], g));
+            let (a, b, c, d) = (
+                Self::vector(rows[0], g),
+                Self::vector(rows[1], g),
+                Self::vector(rows[2], g),
+                Self::vector(rows[3], g),
+            );
             let pair = |a: __m256i, b: __m256i| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(a), b);
             let (ab, cd) = (pair(a, b), pair(c, d));
             [_mm512_shuffle_i64x2::<0b10_00_10_00>(ab, cd), _mm512_shuffle_i64x2::<0b11_01_11_01>(ab, cd)]

@@ -72,9 +72,8 @@ unsafe fn half<T: PlanesX86>(y: &[__m256i; 8], x: [*const u8; 2], first: usize, 
         };
         _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
     };
-    let chain = |x: *const u8, start: __m256i| {
-        (first..first + 4).fold(start, |acc, j| _mm256_add_epi32(acc, four(x, j)))
-    };
+    let chain =
+        |x: *const u8, start: __m256i| (first..first + 4).fold(start, |acc, j| _mm256_add_epi32(acc, four(x, j)));
     let less = if T::WIDE { 128 } else { 0 };
     // The high plane counts 128 times the low one, which carries the offset.
     let high = chain(x[0], _mm256_setzero_si256());

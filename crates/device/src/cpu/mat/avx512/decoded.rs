@@ -59,7 +59,12 @@ unsafe fn on_the_way(w: &Weights, n: usize, x: *const f32) -> [f32; 4] {
         let to = w.k.min(from + w.side.per);
         // SAFETY: the caller's promise.
         unsafe {
-            let by = [scale(w, scales[0], from), scale(w, scales[1], from), scale(w, scales[2], from), scale(w, scales[3], from)];
+            let by = [
+                scale(w, scales[0], from),
+                scale(w, scales[1], from),
+                scale(w, scales[2], from),
+                scale(w, scales[3], from),
+            ];
             for at in (from..to).step_by(16) {
                 let m = mask(at, to);
                 prefetch(w, n * w.row + at * 4, n * w.row + (at + 16) * 4);

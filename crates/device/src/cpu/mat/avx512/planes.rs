@@ -47,7 +47,11 @@ unsafe fn steps_of<T: PlanesX512>(
     for (e, row) in eight.iter_mut().zip(rows) {
         // SAFETY: the caller's promise.
         *e = unsafe {
-            if n == CHUNK_GROUPS { T::eight(&w.side, row, first) } else { Eight::one_by_one::<T>(&w.side, row, first, n) }
+            if n == CHUNK_GROUPS {
+                T::eight(&w.side, row, first)
+            } else {
+                Eight::one_by_one::<T>(&w.side, row, first, n)
+            }
         };
     }
     for h in 0..if T::HALVES { 2 } else { 1 } {
@@ -148,9 +152,8 @@ unsafe fn dots_in_place<T: PlanesX512>(quads: &[[__m512i; 2]; 4], x: [*const u8;
     if T::HALVES {
         let one = |h: usize| {
             let (high, low) = (half(x[0], h), half(x[1], h));
-            let dot = |q: usize| {
-                _mm512_dpbusd_epi32(shifted(_mm512_dpbusd_epi32(zero, quads[q][h], high)), quads[q][h], low)
-            };
+            let dot =
+                |q: usize| _mm512_dpbusd_epi32(shifted(_mm512_dpbusd_epi32(zero, quads[q][h], high)), quads[q][h], low);
             less(gather(dot(0), dot(1), dot(2), dot(3)), sums[h])
         };
         [one(0), one(1)]
@@ -189,8 +192,12 @@ pub unsafe fn planes<T: PlanesX512>(w: &Weights, x: &[*const u8], acc: &mut [[f3
                     [high, high.add(w.k)]
                 };
                 if x.len() <= IN_PLACE {
-                    let codes =
-                        [T::quad(&quads[0], at), T::quad(&quads[1], at), T::quad(&quads[2], at), T::quad(&quads[3], at)];
+                    let codes = [
+                        T::quad(&quads[0], at),
+                        T::quad(&quads[1], at),
+                        T::quad(&quads[2], at),
+                        T::quad(&quads[3], at),
+                    ];
                     for (&x, acc) in x.iter().zip(acc.iter_mut()) {
                         let of = quant::get_group(x, w.k, at);
                         add::<T>(acc, dots_in_place::<T>(&codes, planes(x), of.sums), &s, of);
