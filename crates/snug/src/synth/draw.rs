@@ -116,9 +116,9 @@ fn set_scales(b: Block, std: f32, r: u64, block: &mut [u8]) {
         Block::Nvfp4 => (0..4).for_each(|i| block[i] = small_float(std, r.rotate_left(16 * i as u32))),
         Block::Q2K => {
             // Scales even in 8..16 with minimums equal to them; root mean square 11.73.
-            (0..16).for_each(|i| block[i] = 0x88 | (r >> (4 * i) & 7) as u8 * 0x11);
             put(80, std / (spread(4) * 11.726));
             put(82, 1.5 * std / (spread(4) * 11.726));
+            (0..16).for_each(|i| block[i] = 0x88 | ((r >> (4 * i) & 7) as u8 * 0x11));
         }
         // Sixteen random signed scales times codes of -4..4: root mean squares 18.48 and 2.345.
         Block::Q3K => put(b.bytes() - 2, sign * std / (18.48 * 2.345)),
