@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::matrix::Scheme;
 use crate::meta::Hf;
+use crate::safetensors::Parsed;
 use crate::source::{Bytes, FileIds, Stored};
 use crate::{ByteRange, Error, FileId, Meta, Result, Source, TensorInfo, locate};
 
@@ -17,6 +18,7 @@ pub struct Checkpoint {
     tensors: Vec<TensorInfo>,
     index: HashMap<Arc<str>, usize>,
     scheme: Scheme,
+    written_by: Option<String>,
 }
 
 impl Checkpoint {
@@ -35,16 +37,22 @@ impl Checkpoint {
     pub(crate) fn gguf(files: Vec<Stored>, meta: Meta, tensors: Vec<TensorInfo>) -> Self {
         let index = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
         let scheme = Scheme::of(meta.config());
-        Self { meta, files, tensors, index, scheme }
+        Self { meta, files, tensors, index, scheme, written_by: None }
     }
 
-    pub(crate) fn hf(files: Vec<Stored>, tensors: Vec<TensorInfo>, hf: Hf, dir: &Path) -> Self {
-        Self::gguf(files, Meta::for_hf(dir.display().to_string().into(), hf), tensors)
+    pub(crate) fn hf(files: Vec<Stored>, parsed: Parsed, hf: Hf, dir: &Path) -> Self {
+        let meta = Meta::for_hf(dir.display().to_string().into(), hf);
+        Self { written_by: parsed.format, ..Self::gguf(files, meta, parsed.tensors) }
     }
 
     /// What the checkpoint says about itself.
     pub fn meta(&self) -> &Meta {
         &self.meta
+    }
+
+    /// Whether MLX wrote it: some of its models keep tensors in another form than others do.
+    pub fn written_by_mlx(&self) -> bool {
+        self.written_by.as_deref() == Some("mlx")
     }
 
     /// A tensor by name.
@@ -94,6 +102,11 @@ impl Checkpoint {
         let mut bytes = vec![0; usize::try_from(range.len).unwrap_or(usize::MAX)];
         self.read_at(range, &mut bytes)?;
         t.dtype.decode(&bytes, dst).map_err(self.named(t))
+    }
+
+    /// The same with another configuration's settings of quantisation.
+    pub(crate) fn with_config(self, config: Option<&serde_json::Value>) -> Self {
+        Self { scheme: Scheme::of(config), ..self }
     }
 
     /// What the configuration says about quantisation.

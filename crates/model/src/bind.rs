@@ -17,9 +17,10 @@ const ROOTS: [&str; 4] = ["model.", "model.language_model.", "language_model.mod
 /// # Errors
 /// [`Error::MissingTensors`], [`Error::TensorShape`], [`Error::TensorType`].
 pub fn bind(family: &dyn Family, ck: &Checkpoint) -> Result<Vec<Bound>> {
+    let adds_one = ck.written_by_mlx() && family.mlx_adds_one();
     let (mut bound, mut missing) = (Vec::new(), Vec::new());
     for want in family.tensors() {
-        match find(want, ck)? {
+        match find(want, ck)?.map(|b| as_written(b, adds_one)) {
             Some(b) => bound.push(b),
             None if want.optional => {}
             None => missing.push(want),
@@ -33,6 +34,11 @@ pub fn bind(family: &dyn Family, ck: &Checkpoint) -> Result<Vec<Bound>> {
     let name = |w: &&Want| places(w, ck).first().map_or_else(String::new, |p| p.name.replace('~', "model."));
     let names = missing.iter().take(6).map(name).collect();
     Err(Error::MissingTensors { arch: family.spec().arch.clone(), count: missing.len(), names })
+}
+
+/// A norm that was stored around zero, unless whoever wrote the file added one to it.
+fn as_written(b: Bound, added_one: bool) -> Bound {
+    if added_one && b.canon == Canon::PlusOne { Bound { canon: Canon::Same, ..b } } else { b }
 }
 
 fn places<'w>(want: &'w Want, ck: &Checkpoint) -> &'w [Place] {

@@ -140,7 +140,7 @@ impl Format {
             }
             Self::Fp8 { tile: [rows, cols], scale } => {
                 let across = if cols == 0 { 1 } else { k.div_ceil(u64::from(cols)) };
-                [of(DType::F8E4M3, k), plane(scale, across * scale.bytes() as u64, rows), None, None]
+                [of(DType::F8E4M3, k), plane(scale, across.saturating_mul(scale.bytes() as u64), rows), None, None]
             }
             Self::Int4 { group, zero, scale } => {
                 group_of(group)?;

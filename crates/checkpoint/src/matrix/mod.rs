@@ -100,7 +100,11 @@ impl Checkpoint {
         for (i, (range, cut)) in planes.iter().zip(cuts).enumerate() {
             let (Some(range), Some(cut)) = (range, cut) else { continue };
             let from = cut.at(start);
-            let len = cut.total(first + rows - start);
+            let len = cut.total(first.saturating_add(rows) - start);
+            if from.saturating_add(len) > range.len {
+                let why = format!("rows up to {} are beyond the end of plane {i}", first.saturating_add(rows));
+                return Err(Error::Plane { format, why });
+            }
             bytes[i] = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
             self.read_at(ByteRange { file: range.file, off: range.off + from, len }, &mut bytes[i])?;
         }
