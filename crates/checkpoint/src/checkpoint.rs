@@ -1,7 +1,7 @@
 //! An opened checkpoint: metadata, tensors, and reads at checked places.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::matrix::Scheme;
@@ -19,6 +19,7 @@ pub struct Checkpoint {
     index: HashMap<Arc<str>, usize>,
     scheme: Scheme,
     written_by: Option<String>,
+    vision: Vec<PathBuf>,
 }
 
 impl Checkpoint {
@@ -37,7 +38,16 @@ impl Checkpoint {
     pub(crate) fn gguf(files: Vec<Stored>, meta: Meta, tensors: Vec<TensorInfo>) -> Self {
         let index = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
         let scheme = Scheme::of(meta.config());
-        Self { meta, files, tensors, index, scheme, written_by: None }
+        Self { meta, files, tensors, index, scheme, written_by: None, vision: Vec::new() }
+    }
+
+    pub(crate) fn beside(self, vision: Vec<PathBuf>) -> Self {
+        Self { vision, ..self }
+    }
+
+    /// Files with vision towers that lie beside a GGUF. They are not part of this checkpoint.
+    pub fn vision_files(&self) -> &[PathBuf] {
+        &self.vision
     }
 
     pub(crate) fn hf(files: Vec<Stored>, parsed: Parsed, hf: Hf, dir: &Path) -> Self {

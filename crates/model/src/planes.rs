@@ -2,7 +2,7 @@
 
 use crate::bind::squeeze;
 use crate::error::{Error, Result};
-use crate::want::{Lies, Place, Want};
+use crate::want::{Groups, Lies, Place, Want};
 use checkpoint::{ByteRange, Checkpoint, MatrixInfo, PLANES, Plane};
 use weights::{Bound, Data, Role, Side};
 
@@ -32,6 +32,10 @@ pub fn bound(want: &Want, place: &Place, name: &str, m: &MatrixInfo, ck: &Checkp
                 behind(m, i, row(cut, n * u64::from(half)).ok_or_else(|| bad(" cut inside a tile"))?)
             }
             Lies::Each => each(name, shape, m, i, ck)?,
+            Lies::Groups(g) => {
+                expect(m, &[u64::from(g.count) * u64::from(g.of), k])?;
+                grouped(m, i, cut, g).ok_or_else(|| bad(" cut inside a tile"))?
+            }
         });
     }
     let [codes, planes @ ..] = data;
@@ -66,6 +70,19 @@ fn row(cut: &Plane, at: u64) -> Option<u64> {
 fn behind(m: &MatrixInfo, i: usize, first: u64) -> Data {
     let range = m.planes[i].as_ref().map_or(ByteRange { file: checkpoint::FileId(0), off: 0, len: 0 }, |t| t.at);
     Data::Whole { range, first, step: if m.count() > 1 { m.step(i) } else { 0 } }
+}
+
+/// Plane `i` of some rows of every group.
+fn grouped(m: &MatrixInfo, i: usize, cut: &Plane, g: Groups) -> Option<Data> {
+    let t = m.planes[i].as_ref()?;
+    if cut.rows == 0 {
+        return Some(behind(m, i, 0));
+    }
+    let range = |(first, n): (u64, u64)| {
+        let (off, end) = (row(cut, first)?, row(cut, first + n)?);
+        Some(ByteRange { file: t.at.file, off: t.at.off + off, len: end - off })
+    };
+    Some(Data::Each(g.ranges().map(range).collect::<Option<_>>()?))
 }
 
 /// Plane `i` of experts that are matrices of their own.
