@@ -56,6 +56,11 @@ fn find(want: &Want, ck: &Checkpoint) -> Result<Option<Bound>> {
                 return Ok(Some(found));
             }
             if !place.name.contains('~') {
+                // Multimodal models of MLX keep everything under one more root.
+                let deeper = format!("language_model.{name}");
+                if let Some(found) = at(want, place, &deeper, ck)? {
+                    return Ok(Some(found));
+                }
                 break;
             }
         }

@@ -176,7 +176,6 @@ impl Wants {
         let place = |name: String, shape| Place { name, shape, canon: Canon::Same };
         let mut in_gguf = vec![place(format!("{gguf}.ffn_{stacked}_exps.weight"), Lies::Whole)];
         let mut in_hf = vec![place(format!("{hf}.experts.{{e}}.{stacked}_proj.weight"), Lies::Each)];
-        in_hf.push(place(format!("{hf}.switch_mlp.{stacked}_proj.weight"), Lies::Whole));
         match gate_up {
             Some(half) => {
                 in_gguf.push(place(format!("{gguf}.ffn_gate_up_exps.weight"), Lies::Half(half)));
@@ -184,6 +183,8 @@ impl Wants {
             }
             None => in_hf.push(place(format!("{hf}.experts.down_proj"), Lies::Whole)),
         }
+        // MLX stacks them.
+        in_hf.push(place(format!("{hf}.switch_mlp.{stacked}_proj.weight"), Lies::Whole));
         let shape = vec![x.count as u64, x.n as u64, x.k as u64];
         self.push(c, Role::Experts { layer: x.layer, proj: x.proj, count: x.count }, shape, in_gguf, in_hf)
     }

@@ -3,7 +3,7 @@
 
 use checkpoint::block::pack_scales;
 use checkpoint::float8::e4m3;
-use checkpoint::{Block, DType};
+use checkpoint::{Block, DType, Format};
 use half::{bf16, f16};
 
 /// Root mean square of the sixteen E2M1 values: sqrt(68.5 / 8).
@@ -126,6 +126,43 @@ fn set_scales(b: Block, std: f32, r: u64, block: &mut [u8]) {
         Block::Iq3S => put(0, sign * std / (18.466 * IQ3_RMS)),
         Block::Iq4Nl | Block::Iq4Xs => {}
     }
+}
+
+/// Fills a part of plane `plane` of a format with several: codes are even, scales give values this standard deviation
+/// about a mean of 0.
+pub fn plane_noise(format: Format, plane: usize, std: f32, s: Stream, out: &mut [u8]) {
+    let each = |out: &mut [u8], dtype: DType, f: &dyn Fn(u64) -> f32| match dtype {
+        DType::F32 => floats(out, |i| f(i).to_le_bytes()),
+        DType::F16 => floats(out, |i| f16::from_f32(f(i)).to_le_bytes()),
+        _ => floats(out, |i| bf16::from_f32(f(i)).to_le_bytes()),
+    };
+    match (format, plane) {
+        (Format::Fp8 { .. }, 0) => {
+            words(out, s);
+            // The codes that are no numbers become others.
+            out.iter_mut().filter(|b| **b & 0x7F == 0x7F).for_each(|b| *b ^= 0x40);
+        }
+        (_, 0) => words(out, s),
+        (Format::Affine { bits, scale, .. }, _) => {
+            let step = std / spread(1 << bits);
+            let bias = -step * ((1u32 << bits) - 1) as f32 / 2.0;
+            each(out, scale, &|_| if plane == 1 { step } else { bias });
+        }
+        (Format::Mxfp4Hf, _) => out.iter_mut().zip(0..).for_each(|(b, i)| *b = power(std, s.word(i))),
+        (Format::Nvfp4 { .. }, 1) => out.fill(0x38),
+        (Format::Nvfp4 { .. }, _) => each(out, DType::F32, &|_| std / E2M1_RMS),
+        (Format::Fp8 { scale, .. }, _) => each(out, scale, &|_| std / e4m3_rms()),
+        (Format::Int4 { scale, .. }, _) => {
+            each(out, scale, &|i| if s.word(i) & 1 == 0 { std / spread(16) } else { -std / spread(16) });
+        }
+        (Format::Plain(_) | Format::Scaled(_), _) => {}
+    }
+}
+
+/// Root mean square of what even bytes are as E4M3.
+fn e4m3_rms() -> f32 {
+    let squares = (0..=255u8).map(|b| e4m3(if b & 0x7F == 0x7F { b ^ 0x40 } else { b }).powi(2));
+    (squares.sum::<f32>() / 256.0).sqrt()
 }
 
 /// An E4M3 scale: one of the two codes around the wanted one, the larger as often as makes the variance right.
