@@ -199,25 +199,19 @@ fn with(mut config: Value, key: &str, value: Value) -> Value {
 }
 
 fn schemes() -> Vec<Scheme> {
-    let affine = |bits, group, scale| Scheme::Mlx(Format::Affine { bits, group, scale });
-    let int4 = |zero, scale| Scheme::Packed(Format::Int4 { group: 32, zero, scale });
-    vec![
-        affine(4, 64, DType::BF16),
-        affine(8, 64, DType::F16),
-        affine(4, 32, DType::F32),
-        affine(3, 64, DType::BF16),
-        affine(6, 32, DType::BF16),
-        Scheme::Mlx(Format::Mxfp4Hf),
-        Scheme::Mlx(Format::Nvfp4 { global: Global::None }),
-        Scheme::Mlx(Format::Fp8 { tile: [1, 32], scale: DType::E8M0 }),
-        Scheme::Fp8(Format::Fp8 { tile: [128, 128], scale: DType::F32 }),
+    let kinds = Format::KINDS.into_iter().map(|(_, f)| match f {
+        Format::Affine { .. } | Format::Mxfp4Hf | Format::Nvfp4 { global: Global::None } => Scheme::Mlx(f),
+        Format::Fp8 { tile: [1, _], .. } => Scheme::Mlx(f),
+        Format::Fp8 { .. } => Scheme::Fp8(f),
+        Format::Nvfp4 { global: Global::Multiplies } => Scheme::Modelopt,
+        _ => Scheme::Packed(f),
+    });
+    let others = [
+        Scheme::Mlx(Format::Affine { bits: 4, group: 32, scale: DType::F32 }),
         Scheme::Fp8(Format::Fp8 { tile: [128, 128], scale: DType::BF16 }),
-        Scheme::Modelopt,
-        Scheme::Packed(Format::Nvfp4 { global: Global::Divides }),
         Scheme::Packed(Format::Mxfp4Hf),
-        int4(false, DType::BF16),
-        int4(true, DType::F16),
-    ]
+    ];
+    kinds.chain(others).collect()
 }
 
 #[test]

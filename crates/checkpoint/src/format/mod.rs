@@ -99,6 +99,30 @@ impl Plane {
 const STEP: u64 = 32;
 
 impl Format {
+    /// One of every kind over several planes, with who writes it. Tests of kernels and of whole models run over all of them, and the table of formats in
+    /// `docs/models.md` is made of it.
+    pub const KINDS: [(&'static str, Self); 14] = {
+        const fn affine(bits: u8, scale: DType) -> Format {
+            Format::Affine { bits, group: 64, scale }
+        }
+        [
+            ("gpt-oss; MLX mxfp4; compressed-tensors mxfp4-pack-quantized; DeepSeek-V4's experts", Self::Mxfp4Hf),
+            ("MLX", affine(2, DType::F16)),
+            ("MLX", affine(3, DType::BF16)),
+            ("MLX", affine(4, DType::BF16)),
+            ("MLX", affine(5, DType::BF16)),
+            ("MLX", affine(6, DType::BF16)),
+            ("MLX", affine(8, DType::BF16)),
+            ("MLX nvfp4", Self::Nvfp4 { global: Global::None }),
+            ("modelopt NVFP4", Self::Nvfp4 { global: Global::Multiplies }),
+            ("compressed-tensors nvfp4-pack-quantized", Self::Nvfp4 { global: Global::Divides }),
+            ("FP8 of Qwen and DeepSeek", Self::Fp8 { tile: [128, 128], scale: DType::F32 }),
+            ("MLX mxfp8", Self::Fp8 { tile: [1, 32], scale: DType::E8M0 }),
+            ("compressed-tensors pack-quantized", Self::Int4 { group: 32, zero: false, scale: DType::BF16 }),
+            ("compressed-tensors pack-quantized, asymmetric", Self::Int4 { group: 32, zero: true, scale: DType::F16 }),
+        ]
+    };
+
     /// The planes of a matrix whose rows have `k` elements.
     ///
     /// # Errors
