@@ -14,7 +14,6 @@ fn formats() -> Vec<Format> {
     let int4 = |group, zero, scale| Format::Int4 { group, zero, scale };
     let mut all = Format::KINDS.map(|(_, f)| f).to_vec();
     all.extend([
-
         affine(4, 32, f16),
         affine(4, 128, f32),
         affine(4, 96, bf16),
@@ -42,7 +41,7 @@ fn some() -> Vec<Format> {
 
 /// The least width that a format divides and that is no multiple of 256 where it may be.
 fn width(f: Format) -> usize {
-    (1..).map(|i| 32 * i).filter(|k| *k > 300 && k % 256 != 0).find(|k| f.planes(*k as u64).is_ok()).unwrap_or(512)
+    (1..40).map(|i| 32 * i).filter(|k| *k > 300 && k % 256 != 0).find(|k| f.planes(*k as u64).is_ok()).unwrap_or(512)
 }
 
 /// A stack of matrices as planes, and the values they stand for.

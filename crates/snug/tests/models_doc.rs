@@ -91,11 +91,24 @@ fn formats() -> String {
 /// Formats of several tensors. Products are compared with exact ones (`device/tests/planes.rs`), tiny models in each with
 /// the same values as f32 (`engine/tests/formats.rs`); both run over `Format::KINDS`.
 fn planes() -> String {
-    let mut out = head(&["format", "bits a weight", "written by", "multiplied as stored", "whole models tried", "drawn by `synth`"]);
-    let drawn = ["mlx4", "mlx8", "fp8", "nvfp4", "int4"].map(|n| snug::synth::Kind::parse(n).unwrap().to_string());
+    let mut out = head(&[
+        "format",
+        "bits a weight",
+        "written by",
+        "multiplied as stored",
+        "whole models tried",
+        "drawn by `synth`",
+    ]);
+    use snug::synth::Scheme;
+    let drawn = [Scheme::Mlx(4), Scheme::Mlx(8), Scheme::GptOss, Scheme::Fp8, Scheme::Nvfp4, Scheme::Int4];
+    // Whatever the group.
+    let alike = |a: Format, b: Format| match (a, b) {
+        (Format::Affine { bits: a, .. }, Format::Affine { bits: b, .. }) => a == b,
+        (Format::Int4 { zero: a, .. }, Format::Int4 { zero: b, .. }) => a == b,
+        _ => a == b,
+    };
     for (who, f) in Format::KINDS {
-        let same = |name: &str| name.split(" g").next() == f.to_string().split(" g").next();
-        let synth = f == Format::Mxfp4Hf || drawn.iter().any(|d| same(d));
+        let synth = drawn.iter().any(|s| alike(s.format(), f));
         out += &row(&[&f.to_string(), &format!("{:.2}", f.bits()), who, "yes", "yes", yes(synth)]);
     }
     out

@@ -113,7 +113,13 @@ fn formats_of_several_planes_give_sane_logits() {
 #[test]
 fn a_container_refuses_what_it_does_not_hold() {
     let dir = tempfile::tempdir().unwrap();
-    for (format, to) in [(Format::Gguf, "mlx4"), (Format::Gguf, "fp8"), (Format::Mlx, "int4"), (Format::Hf, "mlx8"), (Format::Hf, "q4_0")] {
+    for (format, to) in [
+        (Format::Gguf, "mlx4"),
+        (Format::Gguf, "fp8"),
+        (Format::Mlx, "int4"),
+        (Format::Hf, "mlx8"),
+        (Format::Hf, "q4_0"),
+    ] {
         let how = Options { format, ..small("smollm2-135m", to) };
         let e = synth(&dir.path().join("x"), &how, &mut |_, _| true).unwrap_err().to_string();
         assert!(e.contains("--format"), "{to}: {e}");

@@ -93,7 +93,9 @@ pub fn synth(out: &Path, how: &Options, on_progress: &mut dyn FnMut(u64, u64) ->
     let mut jobs = tensors::jobs(family.as_ref(), how.format, how.to, tied)?;
     if how.format == Format::Hf {
         // GGUF checkpoints keep a vision tower in a file of its own.
-        jobs.extend(vision::tensors(&config).into_iter().map(|(name, shape)| tensors::unused(name, &shape, how.to.plain())));
+        jobs.extend(
+            vision::tensors(&config).into_iter().map(|(name, shape)| tensors::unused(name, &shape, how.to.plain())),
+        );
     }
     let total: u64 = jobs.iter().map(Job::bytes).sum();
     if !how.sparse {

@@ -54,9 +54,9 @@ impl Job {
 /// A kind that the container does not hold.
 pub fn scheme(format: Format, to: Kind) -> Result<Option<Scheme>, Wrong> {
     match (format, to) {
-        (Format::Gguf, Kind::Scheme(_)) => {
-            Err(Wrong(format!("{to} has several tensors a matrix: --format hf (mlx4 and mlx8: mlx) holds it, not gguf")))
-        }
+        (Format::Gguf, Kind::Scheme(_)) => Err(Wrong(format!(
+            "{to} has several tensors a matrix: --format hf (mlx4 and mlx8: mlx) holds it, not gguf"
+        ))),
         (Format::Hf, Kind::Type(DType::Block(Block::Mxfp4))) => Ok(Some(Scheme::GptOss)),
         (Format::Mlx, Kind::Scheme(s @ Scheme::Mlx(_))) => Ok(Some(s)),
         (Format::Mlx, Kind::Scheme(_)) => Err(Wrong(format!("--format mlx holds mlx4 and mlx8, not {to}"))),
@@ -131,7 +131,10 @@ fn hf(w: &Want, to: DType) -> Option<Job> {
 
 /// A job as the planes of a scheme, where the scheme takes the parameter and its rows.
 fn planes(job: Job, s: Scheme, w: &Want) -> Vec<Job> {
-    let kept = w.gguf.first().is_some_and(|p| choose(&p.name, &w.shape, DType::F32, DType::BF16, &Vec::new()).0 != DType::BF16);
+    let kept = w
+        .gguf
+        .first()
+        .is_some_and(|p| choose(&p.name, &w.shape, DType::F32, DType::BF16, &Vec::new()).0 != DType::BF16);
     let (Fill::Noise(std), false, true) = (&job.fill, kept, s.takes(w)) else { return vec![job] };
     let Some(parts) = s.tensors(&job.new.name, &job.new.shape) else { return vec![Job { substituted: true, ..job }] };
     let one = |(plane, new)| Job { new, substituted: false, fill: Fill::Plane(s, plane, *std) };
