@@ -128,7 +128,7 @@ unsafe fn dots<T: PlanesX512>(z: &[__m512i; 8], x: [*const u8; 2], sums: [i32; 2
         let half = |first: usize, sum: i32| both(chain(x[0], first, zero), chain(x[1], first, start(sum)));
         [half(0, sums[0]), half(4, sums[1])]
     } else {
-        let (high, low) = ((chain(x[0], 0, zero)), chain(x[1], 0, start(sums[0] + sums[1])));
+        let (high, low) = (chain(x[0], 0, zero), chain(x[1], 0, start(sums[0] + sums[1])));
         let (high, low) = (_mm512_add_epi32(high, chain(x[0], 4, zero)), _mm512_add_epi32(low, chain(x[1], 4, zero)));
         [both(high, low), zero]
     }
