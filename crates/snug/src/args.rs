@@ -4,6 +4,7 @@ use checkpoint::DType;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::Context;
 use snug::quantize::{Rule, parse_type};
+use snug::synth::Kind;
 use std::path::PathBuf;
 
 const MODEL_HELP: &str = "a .gguf file, a Hugging Face directory, or a name in the store (see `snug list`); \
@@ -321,9 +322,9 @@ pub struct SynthArgs {
     /// Length of the vocabulary [default: the geometry's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub vocab: Option<u32>,
-    /// Type of the matrices [default: q4_0, with --format hf bf16]
-    #[arg(long = "type", value_name = "TYPE", value_parser = parse_type)]
-    pub to: Option<DType>,
+    /// Type of the matrices [default: q4_0, with --format hf bf16, mlx mlx4]
+    #[arg(long = "type", value_name = "TYPE", value_parser = Kind::parse)]
+    pub to: Option<Kind>,
     /// Kind of file
     #[arg(long, value_enum, default_value_t = Container::Gguf)]
     pub format: Container,
@@ -345,6 +346,8 @@ pub enum Container {
     Gguf,
     /// A Hugging Face directory with safetensors
     Hf,
+    /// The same as MLX writes it
+    Mlx,
 }
 
 /// `snug doctor`.
