@@ -2,6 +2,7 @@
 
 use checkpoint::DType;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use snug::launch::Agent;
 use snug::quantize::{Rule, parse_type};
 use std::path::PathBuf;
 
@@ -38,6 +39,8 @@ pub enum Command {
     Quantize(QuantizeArgs),
     /// Write a model of a real geometry with random weights
     Synth(SynthArgs),
+    /// Start a coding agent that uses a local model
+    Launch(LaunchArgs),
     /// Measure this machine
     Doctor(DoctorArgs),
     /// List the models in the store
@@ -333,6 +336,40 @@ pub enum Container {
     Gguf,
     /// A Hugging Face directory with safetensors
     Hf,
+}
+
+/// `snug launch`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The agent is told where the server is, which model it has and how long its context is, by flags, variables
+and files of this program's own (in agents/ beside the store); its own configuration stays as it is. Keys of
+other services are taken out of its environment. Where no server runs, one is started, and ends with the agent.
+
+Examples:
+  snug launch claude
+  snug launch codex --model qwen3.6-35b-a3b -- exec 'What does this repository do?'
+  snug launch opencode --url http://192.168.1.9:8080 --api-key secret --dry-run"
+)]
+pub struct LaunchArgs {
+    /// Which agent
+    #[arg(value_enum)]
+    pub agent: Agent,
+    /// The model: of a server that runs, its name there; else what to start one with [default: the server's, else the
+    /// model that is part of the program]
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<String>,
+    /// The server; one is started there if nobody answers and it is this machine [default: http://127.0.0.1:8080]
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    /// The server's key
+    #[arg(long, value_name = "KEY", env = "SNUG_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// Print what would be written and started, and do neither
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Arguments for the agent
+    #[arg(last = true, value_name = "ARGS")]
+    pub args: Vec<String>,
 }
 
 /// `snug doctor`.

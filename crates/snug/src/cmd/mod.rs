@@ -5,6 +5,7 @@ mod bench;
 mod chat;
 mod doctor;
 mod inspect;
+mod launch;
 mod list;
 mod logits;
 mod profile;
@@ -29,6 +30,7 @@ pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
         Command::Tokenize(a) => tokenize::run(&a),
         Command::Quantize(a) => quantize::run(&a),
         Command::Synth(a) => synth::run(&a),
+        Command::Launch(a) => launch::run(&a),
         Command::Doctor(a) => doctor::run(&a),
         Command::List(a) => list::run(&a),
         Command::Bench(a) => bench::run(&a, v),
