@@ -57,7 +57,8 @@ impl Home {
         for (name, config) in AGENTS {
             home.put(config, &format!("the {name} of a person"), 0o644);
             let said = home.path(name);
-            let script = format!("#!/bin/sh\nenv > '{0}.env'\nprintf '%s\\n' \"$@\" > '{0}.args'\nexit 7\n", str(&said));
+            let script =
+                format!("#!/bin/sh\nenv > '{0}.env'\nprintf '%s\\n' \"$@\" > '{0}.args'\nexit 7\n", str(&said));
             home.put(&format!("bin/{name}"), &script, 0o755);
         }
         home
@@ -110,7 +111,8 @@ fn every_agent_starts_with_the_server_and_without_the_keys_of_others() {
         assert!(env.values().any(|v| v == "word"), "{agent} has the key of this one");
         assert_eq!(env["NO_PROXY"], "127.0.0.1", "{agent}");
         let files = [home.path("own/agents").join(agent)].into_iter().filter(|d| d.is_dir());
-        let texts = files.flat_map(|d| std::fs::read_dir(d).unwrap()).map(|f| std::fs::read_to_string(f.unwrap().path()));
+        let texts =
+            files.flat_map(|d| std::fs::read_dir(d).unwrap()).map(|f| std::fs::read_to_string(f.unwrap().path()));
         let mut told = texts.map(Result::unwrap).collect::<Vec<_>>().join("\n") + &args.join("\n");
         env.values().for_each(|v| told += v);
         assert!(told.contains(&url) && told.contains("100000") && told.contains("a-model"), "{agent}: {told}");

@@ -47,8 +47,9 @@ fn server(a: &LaunchArgs, client: &Client) -> anyhow::Result<(Served, Option<Sta
     if a.dry_run {
         return would_be(a, client).map(|s| (s, None));
     }
-    note(format_args!("no server at {}: starting one", client.url()));
-    let started = Started::start(a.model.as_deref(), client)?;
+    let log = own_directory()?.join("serve.log");
+    note(format_args!("no server at {}: starting one; its log is {}", client.url(), log.display()));
+    let started = Started::start(a.model.as_deref(), client, &log)?;
     Ok((client.served(None)?, Some(started)))
 }
 
@@ -81,7 +82,9 @@ fn check(served: &Served, setup: &Setup) -> anyhow::Result<()> {
         note(format_args!(
             "warning: an agent's first prompt is about {} tokens, and {} has {} positions: it will be refused or \
              have no room",
-            pace::FIRST_TURN, served.model, served.context
+            pace::FIRST_TURN,
+            served.model,
+            served.context
         ));
     }
     Ok(())

@@ -18,22 +18,74 @@ const SWITCHES: &[&str] = &[
 ];
 /// Services that sell models. A variable of theirs is one that begins so and ends as [`ENDINGS`] say.
 const SERVICES: &[&str] = &[
-    "AI_GATEWAY", "ANTHROPIC", "AZURE", "AZURE_OPENAI", "CEREBRAS", "COHERE", "DASHSCOPE", "DEEPINFRA", "DEEPSEEK",
-    "FIREWORKS", "GEMINI", "GLM", "GOOGLE", "GOOGLE_GENERATIVE_AI", "GROQ", "KIMI", "LLM", "MINIMAX", "MISTRAL",
-    "MODELSCOPE", "MOONSHOT", "NEBIUS", "NVIDIA", "OLLAMA", "OPENAI", "OPENCODE", "OPENROUTER", "PERPLEXITY", "POE",
-    "QIANFAN", "QWEN", "REPLICATE", "SAMBANOVA", "STEPFUN", "SYNTHETIC", "TOGETHER", "TOGETHERAI", "VENICE",
-    "VERCEL_AI", "VOLCENGINE", "XAI", "ZAI", "ZHIPU", "ZHIPUAI", "BAILIAN_CODING_PLAN", "CODEX", "CLAUDE",
+    "AI_GATEWAY",
+    "ANTHROPIC",
+    "AZURE",
+    "AZURE_OPENAI",
+    "CEREBRAS",
+    "COHERE",
+    "DASHSCOPE",
+    "DEEPINFRA",
+    "DEEPSEEK",
+    "FIREWORKS",
+    "GEMINI",
+    "GLM",
+    "GOOGLE",
+    "GOOGLE_GENERATIVE_AI",
+    "GROQ",
+    "KIMI",
+    "LLM",
+    "MINIMAX",
+    "MISTRAL",
+    "MODELSCOPE",
+    "MOONSHOT",
+    "NEBIUS",
+    "NVIDIA",
+    "OLLAMA",
+    "OPENAI",
+    "OPENCODE",
+    "OPENROUTER",
+    "PERPLEXITY",
+    "POE",
+    "QIANFAN",
+    "QWEN",
+    "REPLICATE",
+    "SAMBANOVA",
+    "STEPFUN",
+    "SYNTHETIC",
+    "TOGETHER",
+    "TOGETHERAI",
+    "VENICE",
+    "VERCEL_AI",
+    "VOLCENGINE",
+    "XAI",
+    "ZAI",
+    "ZHIPU",
+    "ZHIPUAI",
+    "BAILIAN_CODING_PLAN",
+    "CODEX",
+    "CLAUDE",
 ];
 const ENDINGS: &[&str] = &[
-    "_API_KEY", "_AUTH_TOKEN", "_API_TOKEN", "_ACCESS_TOKEN", "_BASE_URL", "_API_BASE", "_ENDPOINT", "_MODEL",
-    "_CUSTOM_HEADERS", "_ORGANIZATION", "_ORG_ID", "_PROJECT_ID",
+    "_API_KEY",
+    "_AUTH_TOKEN",
+    "_API_TOKEN",
+    "_ACCESS_TOKEN",
+    "_BASE_URL",
+    "_API_BASE",
+    "_ENDPOINT",
+    "_MODEL",
+    "_CUSTOM_HEADERS",
+    "_ORGANIZATION",
+    "_ORG_ID",
+    "_PROJECT_ID",
 ];
 
 /// Whether a variable is taken out of an agent's environment.
 pub fn is_of_another_service(name: &str) -> bool {
-    let of_service = |s: &&str| name.strip_prefix(**s).is_some_and(|rest| ENDINGS.contains(&rest));
+    let of_service = |s: &str| name.strip_prefix(s).is_some_and(|rest| ENDINGS.contains(&rest));
     SWITCHES.contains(&name)
-        || SERVICES.iter().any(|s| of_service(&s))
+        || SERVICES.iter().any(|s| of_service(s))
         // ANTHROPIC_DEFAULT_OPUS_MODEL, ANTHROPIC_BEDROCK_BASE_URL and their like.
         || (name.starts_with("ANTHROPIC_") && ENDINGS.iter().any(|e| name.ends_with(e)))
 }
@@ -62,16 +114,41 @@ mod tests {
     #[test]
     fn keys_of_services_go_and_everything_else_stays() {
         for gone in [
-            "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_BASE_URL", "ANTHROPIC_BEDROCK_BASE_URL",
-            "ANTHROPIC_DEFAULT_OPUS_MODEL", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_OAUTH_TOKEN", "OPENAI_API_KEY",
-            "OPENAI_BASE_URL", "AZURE_OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY", "OPENROUTER_API_KEY",
-            "DASHSCOPE_API_KEY", "CODEX_API_KEY", "XAI_API_KEY", "GROQ_API_KEY", "MISTRAL_API_KEY",
+            "ANTHROPIC_API_KEY",
+            "ANTHROPIC_AUTH_TOKEN",
+            "ANTHROPIC_BASE_URL",
+            "ANTHROPIC_BEDROCK_BASE_URL",
+            "ANTHROPIC_DEFAULT_OPUS_MODEL",
+            "CLAUDE_CODE_USE_BEDROCK",
+            "CLAUDE_CODE_OAUTH_TOKEN",
+            "OPENAI_API_KEY",
+            "OPENAI_BASE_URL",
+            "AZURE_OPENAI_API_KEY",
+            "GEMINI_API_KEY",
+            "GOOGLE_API_KEY",
+            "OPENROUTER_API_KEY",
+            "DASHSCOPE_API_KEY",
+            "CODEX_API_KEY",
+            "XAI_API_KEY",
+            "GROQ_API_KEY",
+            "MISTRAL_API_KEY",
         ] {
             assert!(is_of_another_service(gone), "{gone}");
         }
         for kept in [
-            "PATH", "HOME", "GITHUB_TOKEN", "AWS_ACCESS_KEY_ID", "HF_TOKEN", "SNUG_API_KEY", "CODEX_HOME", "QWEN_HOME",
-            "OPENAI", "MY_OPENAI_API_KEY", "CLAUDE_CONFIG_DIR", "GOOGLE_CLOUD_PROJECT", "DATABASE_URL",
+            "PATH",
+            "HOME",
+            "GITHUB_TOKEN",
+            "AWS_ACCESS_KEY_ID",
+            "HF_TOKEN",
+            "SNUG_API_KEY",
+            "CODEX_HOME",
+            "QWEN_HOME",
+            "OPENAI",
+            "MY_OPENAI_API_KEY",
+            "CLAUDE_CONFIG_DIR",
+            "GOOGLE_CLOUD_PROJECT",
+            "DATABASE_URL",
         ] {
             assert!(!is_of_another_service(kept), "{kept}");
         }

@@ -2,7 +2,9 @@
 
 use super::Served;
 use serde_json::{Value, json};
+use std::fs::File;
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -50,11 +52,31 @@ pub enum Error {
         asked: String,
     },
     /// A server that was started here came to nothing.
-    #[error("the server ended before it was ready ({0}); what it said is above")]
-    Ended(ExitStatus),
+    #[error("the server ended before it was ready ({status}): {said}", said = last_line(log))]
+    Ended {
+        /// How.
+        status: ExitStatus,
+        /// What it wrote.
+        log: PathBuf,
+    },
     /// A process cannot be started or watched.
     #[error("cannot run `snug serve`")]
     Process(#[source] std::io::Error),
+    /// Its log cannot be written.
+    #[error("cannot write {}", path.display())]
+    Log {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+}
+
+/// The end of a log, which says why.
+fn last_line(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let last = text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("it said nothing");
+    last.trim_start_matches("error: ").to_string()
 }
 
 /// A client of one server.
@@ -192,11 +214,15 @@ type Answer = Result<ureq::http::Response<ureq::Body>, ureq::Error>;
 pub struct Started(Child);
 
 impl Started {
-    /// Starts `snug serve` and waits until its model is loaded. What it says goes to this process's stderr.
+    /// Starts `snug serve` and waits until its model is loaded. What it says goes to a file, since the terminal will be the
+    /// agent's.
     ///
     /// # Errors
-    /// [`Error::Process`], and [`Error::Ended`] where it gives up.
-    pub fn start(model: Option<&str>, client: &Client) -> Result<Self, Error> {
+    /// [`Error::Process`] and [`Error::Log`], and [`Error::Ended`] where it gives up.
+    pub fn start(model: Option<&str>, client: &Client, log: &Path) -> Result<Self, Error> {
+        let unwritten = |source| Error::Log { path: log.into(), source };
+        std::fs::create_dir_all(log.parent().unwrap_or(log)).map_err(unwritten)?;
+        let said = File::create(log).map_err(unwritten)?;
         let program = std::env::current_exe().map_err(Error::Process)?;
         let port = match client.url.rsplit_once(':') {
             Some((_, p)) if p.parse::<u16>().is_ok() => p,
@@ -208,11 +234,11 @@ impl Started {
             // Not an argument, which every process could read.
             command.env("SNUG_API_KEY", key);
         }
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().map_err(Error::Process)?;
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said).spawn().map_err(Error::Process)?;
         let mut started = Started(child);
         loop {
             if let Some(status) = started.0.try_wait().map_err(Error::Process)? {
-                return Err(Error::Ended(status));
+                return Err(Error::Ended { status, log: log.into() });
             }
             if client.is_ready() {
                 return Ok(started);
