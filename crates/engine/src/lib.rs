@@ -4,15 +4,18 @@
 //! [`plan`] counts bytes with a dry run of the same pass that [`Executor`] carries out.
 
 mod conversation;
+mod decode;
 mod error;
 mod executor;
 mod generate;
 pub mod machine;
+mod mask;
 pub mod open;
 pub mod plan;
 mod sampler;
 
 pub use conversation::{Conversation, Reread, Turn};
+pub use decode::{AtEnd, Decoded, Decoding, Step, check, decode};
 pub use error::{Error, Result};
 pub use executor::{Executor, Wanted};
 pub use generate::{Answer, Event, Finish, Request, generate};

@@ -47,6 +47,8 @@ pub enum Command {
     List(ListArgs),
     /// Measure how fast a model reads and answers
     Bench(BenchArgs),
+    /// Answer over HTTP
+    Serve(ServeArgs),
 }
 
 /// How a model is run: the same for every command that computes.
@@ -443,6 +445,75 @@ pub struct BenchArgs {
     pub profile: bool,
     #[command(flatten)]
     pub on: On,
+}
+
+/// `snug serve`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "It speaks OpenAI's chat completions, completions and responses, and Anthropic's messages. Ctrl-C or SIGTERM
+lets requests that are here end first.
+
+Examples:
+  snug serve
+  snug serve smollm2 --port 9000
+  snug serve smollm2 --host 0.0.0.0 --api-key secret
+  snug serve --backend script:answers.json"
+)]
+pub struct ServeArgs {
+    #[arg(help = MODEL_HELP)]
+    pub model: Option<String>,
+    /// Address to listen on; others than this machine's own need --api-key
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    pub port: u16,
+    /// Key that clients must show
+    #[arg(long, value_name = "KEY", env = "SNUG_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// Let other machines in without a key
+    #[arg(long)]
+    pub allow_open: bool,
+    /// Let web pages of this origin in, beside those of this machine; may be repeated, `*` is all
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors_origin: Vec<String>,
+    /// What to call the model [default: its own name]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// How the model writes reasoning and tool calls [default: found from its template]
+    #[arg(long, value_name = "NAME")]
+    pub dialect: Option<String>,
+    /// Requests that may wait
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=65536))]
+    pub queue: u32,
+    /// Most MiB of a request's body
+    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub max_body: u32,
+    /// Seconds that requests may go on once the server is told to stop
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub drain: u32,
+    /// Leave the line in place that some clients put before a system prompt and change with every request
+    #[arg(long)]
+    pub keep_volatile: bool,
+    /// Form of the log on stderr
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log: LogFormat,
+    /// Say what a file says instead of running the model: script:FILE
+    #[arg(long, value_name = "script:FILE")]
+    pub backend: Option<String>,
+    #[command(flatten)]
+    pub on: On,
+}
+
+/// Forms of logs by name.
+#[derive(Copy, Clone, Debug, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people
+    Text,
+    /// A JSON object a line
+    Json,
+    /// None
+    Off,
 }
 
 /// Token ids as typed: separated by commas or spaces, brackets allowed.

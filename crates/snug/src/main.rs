@@ -11,6 +11,7 @@ mod load;
 mod output;
 mod progress;
 mod resolve;
+mod serve;
 
 use clap::Parser;
 use std::process::ExitCode;

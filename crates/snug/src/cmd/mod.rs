@@ -11,6 +11,7 @@ mod logits;
 mod profile;
 mod quantize;
 mod run;
+mod serve;
 mod synth;
 mod tokenize;
 
@@ -20,7 +21,10 @@ use std::time::Instant;
 
 /// Runs what was typed. `begun` is when the process started.
 pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
-    crate::interrupt::install()?;
+    // A server that is told to stop has its own way.
+    if !matches!(cli.command, Command::Serve(_)) {
+        crate::interrupt::install()?;
+    }
     let v = cli.verbose;
     match cli.command {
         Command::Run(a) => run::run(&a, begun, v),
@@ -34,5 +38,6 @@ pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
         Command::Doctor(a) => doctor::run(&a),
         Command::List(a) => list::run(&a),
         Command::Bench(a) => bench::run(&a, v),
+        Command::Serve(a) => serve::run(&a, v),
     }
 }
