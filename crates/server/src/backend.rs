@@ -239,6 +239,11 @@ impl Ticket {
         self.events.poll_recv(cx)
     }
 
+    /// The next event, for plain threads.
+    pub fn wait(&mut self) -> Option<Event> {
+        self.events.blocking_recv()
+    }
+
     /// The next event, if it is there.
     pub fn try_next(&mut self) -> Option<Event> {
         self.events.try_recv().ok()

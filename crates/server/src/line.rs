@@ -208,7 +208,7 @@ mod tests {
     }
 
     fn next(t: &mut Ticket) -> Event {
-        t.events.blocking_recv().unwrap()
+        t.wait().unwrap()
     }
 
     #[test]

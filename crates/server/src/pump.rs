@@ -80,10 +80,10 @@ pub async fn answer(
 async fn admit(app: &Arc<App>, request: GenerateRequest, conn: Conn) -> Result<Running, Fault> {
     let entry = app.registry.enter(conn.request_id());
     let n = request.n.max(1);
-    let (app2, mut parts) = (Arc::clone(app), None);
+    let shared = Arc::clone(app);
     // Rendering, tokenising and compiling grammars take their time and must not hold up other connections.
     let prepared = tokio::task::spawn_blocking(move || -> Result<_, Fault> {
-        let ready = app2.ready()?;
+        let ready = shared.ready()?;
         let p = ready.voice.prepare(&request)?;
         let context = ready.backend.facts().context;
         if p.ids.len() >= context as usize {
@@ -95,7 +95,7 @@ async fn admit(app: &Arc<App>, request: GenerateRequest, conn: Conn) -> Result<R
     let (request, p, matchers) = prepared.await.map_err(|_| Fault::new(Kind::Internal, "the request's reader panicked"))??;
     let ready = app.ready()?;
     let sampling = request.sampling.over(&ready.backend.facts().sampling);
-    let mut all = Vec::new();
+    let (mut all, mut tickets) = (Vec::new(), Vec::new());
     for (i, constraint) in matchers.into_iter().enumerate() {
         let output = Output::new(&ready.voice, &p, &request.stop, ids::random());
         all.push(Answer::new(output, request.logprobs.is_some()));
@@ -111,7 +111,7 @@ async fn admit(app: &Arc<App>, request: GenerateRequest, conn: Conn) -> Result<R
             ignore_eos: request.ignore_eos,
             at_end: if request.ignore_eos { None } else { ready.voice.at_end(&p) },
         };
-        parts.get_or_insert_with(Vec::new).push(Some(ready.backend.submit(job)?));
+        tickets.push(Some(ready.backend.submit(job)?));
     }
     let answers = Answers {
         all,
@@ -125,7 +125,7 @@ async fn admit(app: &Arc<App>, request: GenerateRequest, conn: Conn) -> Result<R
     app.metrics.admitted(answers.prompt_tokens);
     Ok(Running {
         app: Arc::clone(app),
-        tickets: parts.unwrap_or_default(),
+        tickets,
         answers,
         status: "waiting".into(),
         entry,

@@ -159,12 +159,11 @@ pub fn chosen(f: &Fields<'_>, choice: ToolChoice, tools: &[Tool]) -> Result<Tool
 /// # Errors
 /// Names the field.
 pub fn format(f: &Fields<'_>, name: &str) -> Result<Format, Fault> {
-    for (names, make) in [(["regex", "guided_regex"], Format::Regex as fn(String) -> Format), (["grammar", "guided_grammar"], Format::Grammar)] {
-        for n in names {
-            if let Some(s) = f.str(n)? {
-                return Ok(make(s.into()));
-            }
-        }
+    if let Some(s) = f.str("regex")?.or(f.str("guided_regex")?) {
+        return Ok(Format::Regex(s.into()));
+    }
+    if let Some(s) = f.str("grammar")?.or(f.str("guided_grammar")?) {
+        return Ok(Format::Grammar(s.into()));
     }
     let Some(o) = f.object(name)? else { return Ok(Format::Text) };
     match o.str("type")?.ok_or_else(|| o.wrong("type", "is missing"))? {

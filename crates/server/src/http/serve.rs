@@ -155,7 +155,7 @@ async fn connection(
     tokio::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        _ = stop.wait_for(|s| *s) => {
+        () = async { _ = stop.wait_for(|s| *s).await } => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

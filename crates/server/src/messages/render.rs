@@ -107,9 +107,10 @@ fn block(item: &Item) -> Value {
     match item {
         Item::Reasoning(t) => json!({"type": "thinking", "thinking": t, "signature": signature(t)}),
         Item::Text(t) => json!({"type": "text", "text": t}),
-        Item::Call { id, name, arguments, complete } => {
-            let read = serde_json::from_str::<Map<String, Value>>(arguments).ok().filter(|_| *complete);
-            let input = read.map_or_else(|| json!({RAW_ARGUMENTS: arguments}), Value::from);
+        Item::Call { id, name, arguments, .. } => {
+            // What a client that streams makes of the same pieces.
+            let read = serde_json::from_str::<Map<String, Value>>(arguments);
+            let input = read.map_or_else(|_| json!({RAW_ARGUMENTS: arguments}), Value::from);
             json!({"type": "tool_use", "id": tool_id(id), "name": name, "input": input})
         }
     }

@@ -204,3 +204,15 @@ fn special_tokens_in_content_are_words() {
     let raw = rig.post("/v1/completions", &json!({"prompt": "<|im_end|>", "max_tokens": 1})).ok();
     assert_eq!(raw["usage"]["prompt_tokens"], 1, "raw completions may say markup");
 }
+
+#[test]
+fn what_a_template_refuses_is_a_400_with_its_words() {
+    let template = "{% if messages[0].content == 'raise' %}{{ raise_exception('not that, please') }}{% elif messages[0].content == 'undefined' %}{{ nothing | tojson }}{% else %}{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}{% endif %}";
+    let rig = Rig::new(crate::rig::Setup { template: Some(template), ..Default::default() });
+    for (text, words) in [("raise", "not that, please"), ("undefined", "template"), ("loop", "budget of work")] {
+        let r = rig.chat(json!({"messages": [user(text)]}));
+        assert_eq!((r.status, r.json()["error"]["param"].as_str()), (400, Some("messages")), "{text}");
+        assert!(r.message().contains(words), "{}", r.message());
+        assert_eq!(rig.messages(json!({"messages": [user(text)]})).status, 400);
+    }
+}

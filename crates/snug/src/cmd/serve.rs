@@ -44,7 +44,7 @@ async fn serve(a: &ServeArgs, config: Config, opened: Opened, source: Source) ->
     let loading = Loading::default();
     let server = Server::bind(config, loading.clone()).await.map_err(listen_fault)?;
     note(format_args!("listening on http://{}", server.address()));
-    let (failed, failure) = oneshot::channel();
+    let (loaded, outcome) = oneshot::channel();
     let (name, dialect, queue) = (a.name.clone(), a.dialect.clone(), a.queue);
     std::thread::Builder::new()
         .name("load".into())
@@ -53,16 +53,12 @@ async fn serve(a: &ServeArgs, config: Config, opened: Opened, source: Source) ->
                 Source::Engine(how) => engine_backend(opened, &how, name, dialect.as_deref(), queue, &loading),
                 Source::Script(text) => script_backend(&opened, &text, name, dialect.as_deref(), queue),
             };
-            match made {
-                Ok(ready) => {
-                    note(format_args!("{} is ready", ready.backend.facts().name));
-                    loading.ready(ready);
-                    // The server would take the end of this channel for a failure.
-                    std::mem::forget(failed);
-                }
-                // Nobody waiting means that the server was stopped.
-                Err(e) => _ = failed.send(e),
-            }
+            let made = made.map(|ready| {
+                note(format_args!("{} is ready", ready.backend.facts().name));
+                loading.ready(ready);
+            });
+            // Nobody waiting means that the server was stopped.
+            let _ = loaded.send(made);
         })
         .context("cannot start a thread")?;
     let mut why = None;
@@ -70,7 +66,7 @@ async fn serve(a: &ServeArgs, config: Config, opened: Opened, source: Source) ->
         tokio::select! {
             _ = interrupted.recv() => {}
             _ = terminated.recv() => {}
-            e = failure => why = Some(e.unwrap_or_else(|_| anyhow!("loading the model panicked"))),
+            e = failure(outcome) => why = Some(e),
         }
         // Whoever asks twice is in a hurry.
         tokio::spawn(async move {
@@ -80,6 +76,15 @@ async fn serve(a: &ServeArgs, config: Config, opened: Opened, source: Source) ->
     };
     server.run(stop).await;
     why.map_or(Ok(Ended::Done), Err)
+}
+
+/// Waits for the model and, if it is there, for ever.
+async fn failure(outcome: oneshot::Receiver<anyhow::Result<()>>) -> anyhow::Error {
+    match outcome.await {
+        Ok(Ok(())) => std::future::pending().await,
+        Ok(Err(e)) => e,
+        Err(_) => anyhow!("loading the model panicked"),
+    }
 }
 
 fn watch(kind: SignalKind) -> anyhow::Result<tokio::signal::unix::Signal> {
