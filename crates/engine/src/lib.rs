@@ -5,17 +5,20 @@
 
 mod conversation;
 pub mod draft;
+mod decode;
 mod error;
 mod executor;
 pub mod figures;
 mod generate;
 pub mod machine;
+mod mask;
 pub mod open;
 pub mod perplexity;
 pub mod plan;
 mod sampler;
 
 pub use conversation::{Conversation, Reread, Turn};
+pub use decode::{AtEnd, Decoded, Decoding, Step, check, decode};
 pub use error::{Error, Result};
 pub use executor::{Executor, Wanted};
 pub use generate::{Answer, Event, Finish, Request, generate};
