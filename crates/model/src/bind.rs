@@ -26,6 +26,7 @@ pub fn bind(family: &dyn Family, ck: &Checkpoint) -> Result<Vec<Bound>> {
             None => missing.push(want),
         }
     }
+    planes::used_once(&mut bound);
     let has_mtp = bound.iter().any(|b| b.component == Component::Mtp);
     missing.retain(|w| w.component != Component::Mtp || has_mtp);
     if missing.is_empty() {

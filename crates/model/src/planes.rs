@@ -3,7 +3,8 @@
 use crate::bind::squeeze;
 use crate::error::{Error, Result};
 use crate::want::{Groups, Lies, Place, Want};
-use checkpoint::{ByteRange, Checkpoint, MatrixInfo, PLANES, Plane};
+use checkpoint::{ByteRange, Checkpoint, Format, MatrixInfo, PLANES, Plane};
+use std::collections::HashSet;
 use weights::{Bound, Data, Role, Side};
 
 /// The parameter `want`, which `m` (for experts apart: the first one's) was found to be by `place`.
@@ -52,6 +53,26 @@ pub fn bound(want: &Want, place: &Place, name: &str, m: &MatrixInfo, ck: &Checkp
         canon: place.canon.clone(),
         side: Some(Box::new(Side { fmt: m.format, planes, row_step: 1 })),
     })
+}
+
+/// Takes the scale from blocks whose family has that tensor as a vector of its own: GGUF files name the scales of Gemma 4's experts as they name those
+/// of NVFP4 tensors, and it must not be applied twice.
+pub fn used_once(bound: &mut [Bound]) {
+    let own = |b: &Bound| match (&b.role, &b.data) {
+        (Role::Vector, Data::Whole { range, .. }) => Some(*range),
+        _ => None,
+    };
+    let vectors: HashSet<ByteRange> = bound.iter().filter_map(own).collect();
+    for b in bound {
+        let twice = |s: &Side| {
+            let scale = s.planes.last().and_then(Option::as_ref);
+            matches!(s.fmt, Format::Scaled(_))
+                && matches!(scale, Some(Data::Whole { range, .. }) if vectors.contains(range))
+        };
+        if b.side.as_deref().is_some_and(twice) {
+            b.side = None;
+        }
+    }
 }
 
 fn expect(m: &MatrixInfo, wanted: &[u64]) -> Result<()> {
