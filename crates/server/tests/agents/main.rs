@@ -86,8 +86,8 @@ fn every_shape_is_answered_as_it_comes() {
 #[test]
 fn what_an_agent_says_reaches_the_model_in_its_place() {
     for (of, needle) in [
-        // Parts of a tool's result are one text, and a failed one shows that it failed.
-        (CLAUDE, "no such file: /work/src/main.rs"),
+        // Parts of a tool's result are one text.
+        (CLAUDE, "no such file:\n /work/src/main.rs"),
         (CLAUDE, "42 src/main.rs"),
         (CLAUDE, "The file must be counted."),
         (CLAUDE, "Agents that can be used: general, explore."),
@@ -100,7 +100,7 @@ fn what_an_agent_says_reaches_the_model_in_its_place() {
         (CODEX, "the model takes no images"),
         (CODEX, "apply_patch"),
         (CODEX, "spawn"),
-        (QWEN, "firstsecond"),
+        (QWEN, "first\nsecond"),
         (QWEN, "third"),
         (QWEN, "Two reads."),
         (OPENCODE, "<env>linux</env>"),

@@ -91,9 +91,9 @@ fn memory(until: Instant) -> Vec<u64> {
 }
 
 fn load(time: Duration, slowest_first_byte: Duration) {
-    // Fifty tokens in half a second, for each client at once.
+    // Twenty-five tokens in half a second, for each client at once.
     let rig = Rig::start(
-        r#"{"context":4096,"parallel":64,"token_ms":10,"answers":[{"steps":[{"repeat":50,"steps":["word "]}]}]}"#,
+        r#"{"context":4096,"parallel":64,"token_ms":20,"answers":[{"steps":[{"repeat":25,"steps":["w"]}]}]}"#,
         |_| {},
     );
     let (seen, until) = (Mutex::new(Seen::default()), Instant::now() + time);
