@@ -63,6 +63,7 @@ fn history_of_rows() {
 #[test]
 fn recurrent_rows() {
     run(&recurrent::conv_silu());
+    run(&recurrent::shift());
     run(&recurrent::gated_delta());
 }
 
@@ -318,4 +319,33 @@ fn a_recorded_step_does_what_it_did() {
         assert_eq!(2.0 * a, *b);
     }
     assert_eq!(ran, 1, "the second time it was replayed");
+}
+
+#[test]
+fn a_range_is_memory_where_it_is_committed() {
+    use memory::{Class, Ledger, Tier};
+    let Some(mut dev) = cuda() else { return };
+    let l = Ledger::new(&[(Tier::Host, 1 << 30)]);
+    let pay = |bytes| l.reserve(Tier::Host, Class::Kv, "test", bytes).unwrap();
+    // More than the card has.
+    let range = dev.reserve_range(1 << 40).unwrap();
+    let part = |off: u64, len: u64| range.slice(off, len).unwrap();
+    for (off, len) in [(0u64, 4096u64), (4096, 1 << 20), (3 << 20, 5 << 20), (1 << 39, 8192)] {
+        dev.commit_range(part(off, len), pay(len)).unwrap();
+        let mut bytes = vec![1u8; len as usize];
+        dev.read(part(off, len), &mut bytes).unwrap();
+        assert!(bytes.iter().all(|&b| b == 0));
+        dev.write(part(off, len), &vec![7; len as usize]).unwrap();
+    }
+    assert!(dev.commit_range(part(8192, 4096), pay(4096)).is_err(), "it is committed already");
+    assert!(dev.release_range(part(3 << 20, 4096)).is_err(), "only what was committed as one");
+    assert_eq!(dev.release_range(part(4096, 1 << 20)).unwrap().bytes(), 1 << 20);
+    let mut bytes = [0u8; 4096];
+    dev.read(part(0, 4096), &mut bytes).unwrap();
+    assert!(bytes.iter().all(|&b| b == 7), "neighbours in the same granule stay");
+    dev.commit_range(part(4096, 1 << 20), pay(1 << 20)).unwrap();
+    dev.read(part(4096, 4096), &mut bytes).unwrap();
+    assert!(bytes.iter().all(|&b| b == 0), "it comes again as zeros");
+    dev.free_range(range).unwrap();
+    assert_eq!(l.usage()[&Tier::Host].reserved(), 0);
 }

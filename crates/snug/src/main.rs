@@ -9,8 +9,10 @@ mod fault;
 mod interrupt;
 mod load;
 mod output;
+mod places;
 mod progress;
 mod resolve;
+mod serve;
 
 use clap::Parser;
 use std::process::ExitCode;

@@ -118,6 +118,7 @@ args! {
         k: i32, renormalise: i32, sigmoid: i32, groups: i32, keep: i32, scale: f32,
     }
     Conv { out: View, x: View, w: Ptr, conv: Ptr, rows: Rows, kernel: i32, conv_elems: i32, slots: i32 }
+    Shift { out: View, x: View, state: Ptr, rows: Rows, state_elems: i32, slots: i32 }
     Delta {
         out: View, qkv: View, a: View, b: View, decay: Ptr, dt: Ptr, state: Ptr, rows: Rows,
         n_k: i32, n_v: i32, d_k: i32, d_v: i32, modulo: i32, state_elems: i32, slots: i32,
@@ -140,6 +141,7 @@ args! {
     }
     Append { st: Stream, rows: Rows, k: View, v: View }
     Attention {
-        out: View, q: View, st: Stream, rows: Rows, scale: f32, window: i32, sinks: Ptr, scratch: Ptr, room: i32, whole: i32,
+        out: View, q: View, st: Stream, rows: Rows, scale: f32, window: i32, since: i32,
+        sinks: Ptr, scratch: Ptr, room: i32, whole: i32, pad: i32,
     }
 }

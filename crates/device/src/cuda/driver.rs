@@ -167,6 +167,63 @@ impl Context {
         self.wait()?;
         cu!(cuMemFree_v2(p))
     }
+    fn where_it_lies(&self) -> sys::CUmemAllocationProp {
+        // SAFETY: a plain C struct whose fields may all be zero.
+        let mut p: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        p.type_ = sys::CUmemAllocationType_enum::CU_MEM_ALLOCATION_TYPE_PINNED;
+        p.location.type_ = sys::CUmemLocationType_enum::CU_MEM_LOCATION_TYPE_DEVICE;
+        p.location.id = self.dev;
+        p
+    }
+    /// Bytes that memory is mapped by.
+    pub fn granule(&self) -> Result<u64> {
+        self.enter()?;
+        let (mut bytes, prop) = (0, self.where_it_lies());
+        let least = sys::CUmemAllocationGranularity_flags_enum::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        cu!(cuMemGetAllocationGranularity(&mut bytes, &prop, least))?;
+        Ok(bytes as u64)
+    }
+    /// Addresses without memory behind them, whole granules.
+    pub fn reserve(&self, bytes: u64) -> Result<Ptr> {
+        self.enter()?;
+        let mut p = 0;
+        cu!(cuMemAddressReserve(&mut p, bytes as usize, 0, 0, 0)).map_err(|_| Error::OutOfMemory(bytes))?;
+        Ok(p)
+    }
+    /// Gives addresses back.
+    pub fn unreserve(&self, p: Ptr, bytes: u64) -> Result<()> {
+        self.enter()?;
+        cu!(cuMemAddressFree(p, bytes as usize))
+    }
+    /// Puts one granule of memory behind reserved addresses.
+    pub fn map(&self, at: Ptr, granule: u64) -> Result<Granule> {
+        self.enter()?;
+        let (mut handle, prop) = (0, self.where_it_lies());
+        cu!(cuMemCreate(&mut handle, granule as usize, &prop, 0)).map_err(|_| Error::OutOfMemory(granule))?;
+        let held = Granule { handle, at: None };
+        cu!(cuMemMap(at, granule as usize, 0, handle, 0))?;
+        let held = Granule { at: Some((at, granule)), ..held };
+        let access = sys::CUmemAccessDesc {
+            location: prop.location,
+            flags: sys::CUmemAccess_flags_enum::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        cu!(cuMemSetAccess(at, granule as usize, &access, 1))?;
+        Ok(held)
+    }
+    /// Takes a granule away again, once nothing enqueued can use it.
+    pub fn unmap(&self, g: Granule) -> Result<()> {
+        self.enter()?;
+        self.wait()?;
+        if let Some((at, bytes)) = g.at {
+            cu!(cuMemUnmap(at, bytes as usize))?;
+        }
+        cu!(cuMemRelease(g.handle))
+    }
+    /// Enqueues zeros.
+    pub fn zero(&self, p: Ptr, bytes: u64) -> Result<()> {
+        self.enter()?;
+        cu!(cuMemsetD8Async(p, 0, bytes as usize, self.stream))
+    }
     /// Host memory that the card reads directly.
     pub fn pinned(&self, bytes: usize) -> Result<Pinned> {
         self.enter()?;
@@ -248,6 +305,12 @@ impl Drop for Context {
         let _ = cu!(cuStreamDestroy_v2(self.stream));
         let _ = cu!(cuDevicePrimaryCtxRelease_v2(self.dev));
     }
+}
+
+/// A granule of the card's memory. It goes back by [`Context::unmap`].
+pub struct Granule {
+    handle: sys::CUmemGenericAllocationHandle,
+    at: Option<(Ptr, u64)>,
 }
 
 /// Page-locked host memory.

@@ -57,7 +57,7 @@ fn names(unit: &str) -> Vec<String> {
     };
     match unit {
         "rows" => some(&["rms_norm", "rope", "gate", "glu", "add", "gather_rows", "combine", "route", "scale", "softcap", "zero"]),
-        "recurrent" => some(&["conv_silu", "delta_32", "delta_128", "delta_256"]),
+        "recurrent" => some(&["conv_silu", "shift", "delta_32", "delta_128", "delta_256"]),
         "repack" => some(&["repack"]),
         "linear" => {
             [some(&["quantise"]), each(0, &["linear_*_1", "linear_*_2", "linear_*_4", "linear_*_8", "embed_*"])]

@@ -59,7 +59,7 @@ impl Cuda {
             *p = b.as_ref().map_or(Ok(0), |b| self.at(b))?;
         }
         let plain = m.layout == crate::Layout::File;
-        let width = if plain { crate::op::file_row_bytes(m).unwrap_or(0) / m.k.max(1) as u64 } else { 16 };
+        let width = if plain { crate::op::row_bytes(m).unwrap_or(0) / m.k.max(1) as u64 } else { 16 };
         if !p[0].is_multiple_of(width.max(1)) {
             return Err(Error::BadBuf);
         }

@@ -10,6 +10,7 @@ mod image;
 mod kernels;
 mod launch;
 mod ops;
+mod range;
 mod scratch;
 
 use crate::arena::Arena;
@@ -17,11 +18,12 @@ use crate::device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn, outside
 use crate::error::{Error, Result};
 use crate::op::Op;
 use crate::split;
-use crate::view::{Buf, Layout, Mat};
+use crate::view::{AllocId, Buf, Layout, Mat};
 use checkpoint::Format;
 use driver::{Context, Graph, Pinned, Ptr};
 use kernels::Kernels;
 use memory::{RegionSizes, Reservation};
+use range::Range;
 use std::collections::HashMap;
 
 pub use driver::{Card, cards};
@@ -29,10 +31,19 @@ pub use driver::{Card, cards};
 /// Bytes that go to the card at a time while weights are loaded.
 const STAGE: usize = 16 << 20;
 
-struct Held {
-    ptr: Ptr,
-    bytes: u64,
-    paid: Option<Reservation>,
+enum Held {
+    /// Workspace, and what somebody pays for.
+    Own { ptr: Ptr, bytes: u64, paid: Option<Reservation> },
+    Range(Range),
+}
+
+impl Held {
+    fn place(&self) -> (Ptr, u64) {
+        match self {
+            Held::Own { ptr, bytes, .. } => (*ptr, *bytes),
+            Held::Range(r) => (r.ptr, r.bytes),
+        }
+    }
 }
 
 /// A CUDA device.
@@ -59,7 +70,7 @@ impl Cuda {
         let card = &cards()?[ordinal as usize];
         let cx = Context::open(ordinal)?;
         let kernels = Kernels::load(&cx, card.capability)?;
-        let region = |bytes: u64| Ok::<_, Error>(Some(Held { ptr: cx.alloc(bytes)?, bytes, paid: None }));
+        let region = |bytes: u64| Ok::<_, Error>(Some(Held::Own { ptr: cx.alloc(bytes)?, bytes, paid: None }));
         let allocs = vec![region(sizes.step)?, region(sizes.carry)?];
         let graphs = HashMap::new();
         Ok(Cuda { caps, arena: Arena::new(sizes), allocs, kernels, stage: None, graphs, recording: None, cx })
@@ -93,8 +104,23 @@ impl Cuda {
     /// Address of a buffer, checked against its allocation.
     fn at(&self, b: &Buf) -> Result<Ptr> {
         let held = self.allocs.get(b.alloc.0 as usize).and_then(Option::as_ref).ok_or(Error::BadBuf)?;
-        let inside = b.off.checked_add(b.len).is_some_and(|e| e <= held.bytes);
-        if inside { Ok(held.ptr + b.off) } else { Err(Error::BadBuf) }
+        let (ptr, bytes) = held.place();
+        let inside = b.off.checked_add(b.len).is_some_and(|e| e <= bytes);
+        if inside { Ok(ptr + b.off) } else { Err(Error::BadBuf) }
+    }
+    fn insert(&mut self, held: Held) -> AllocId {
+        let at = self.allocs.iter().position(Option::is_none).unwrap_or(self.allocs.len());
+        if at == self.allocs.len() {
+            self.allocs.push(None);
+        }
+        self.allocs[at] = Some(held);
+        AllocId(at as u32)
+    }
+    fn range(&mut self, b: &Buf) -> Result<(&mut Range, &Context)> {
+        match self.allocs.get_mut(b.alloc.0 as usize) {
+            Some(Some(Held::Range(r))) => Ok((r, &self.cx)),
+            _ => Err(Error::BadBuf),
+        }
     }
     /// Repacks whole rows that are on the card already.
     fn repack(&mut self, dst: &Mat, first: u64, rows: u64, src: Ptr) -> Result<()> {
@@ -128,19 +154,14 @@ impl Device for Cuda {
     fn alloc(&mut self, r: Reservation) -> Result<Buf> {
         outside_graph(self, "alloc")?;
         let bytes = r.bytes();
-        let held = Held { ptr: self.cx.alloc(bytes)?, bytes, paid: Some(r) };
-        let at = self.allocs.iter().position(Option::is_none).unwrap_or(self.allocs.len());
-        if at == self.allocs.len() {
-            self.allocs.push(None);
-        }
-        self.allocs[at] = Some(held);
-        Ok(Buf::whole(crate::view::AllocId(at as u32), bytes))
+        let held = Held::Own { ptr: self.cx.alloc(bytes)?, bytes, paid: Some(r) };
+        Ok(Buf::whole(self.insert(held), bytes))
     }
     fn free(&mut self, b: Buf) -> Result<Reservation> {
         outside_graph(self, "free")?;
         let slot = self.allocs.get_mut(b.alloc.0 as usize).ok_or(Error::BadBuf)?;
         match slot.take() {
-            Some(Held { ptr, paid: Some(r), .. }) => {
+            Some(Held::Own { ptr, paid: Some(r), .. }) => {
                 self.cx.free(ptr)?;
                 // Recorded steps may hold its address.
                 self.graphs.clear();
@@ -151,6 +172,31 @@ impl Device for Cuda {
                 Err(Error::BadBuf)
             }
         }
+    }
+    fn reserve_range(&mut self, bytes: u64) -> Result<Buf> {
+        outside_graph(self, "reserve_range")?;
+        let range = Range::new(&self.cx, bytes)?;
+        Ok(Buf::whole(self.insert(Held::Range(range)), bytes))
+    }
+    fn commit_range(&mut self, part: Buf, r: Reservation) -> Result<()> {
+        outside_graph(self, "commit_range")?;
+        let (range, cx) = self.range(&part)?;
+        range.commit(cx, part.off, part.len, r)
+    }
+    fn release_range(&mut self, part: Buf) -> Result<Reservation> {
+        outside_graph(self, "release_range")?;
+        let (range, cx) = self.range(&part)?;
+        range.release(cx, part.off, part.len)
+    }
+    fn free_range(&mut self, b: Buf) -> Result<()> {
+        outside_graph(self, "free_range")?;
+        self.range(&b)?;
+        if let Some(Held::Range(r)) = self.allocs[b.alloc.0 as usize].take() {
+            // Recorded steps may hold its addresses.
+            self.graphs.clear();
+            r.close(&self.cx)?;
+        }
+        Ok(())
     }
     fn borrow(&mut self, _: &'static [u8]) -> Option<Buf> {
         None
@@ -169,7 +215,7 @@ impl Device for Cuda {
         if dst.layout == Layout::File {
             return crate::device::load_file_rows(self, dst, first, rows, src);
         }
-        let row = crate::op::file_row_bytes(dst).ok_or(Error::BadBuf)?;
+        let row = crate::op::row_bytes(dst).ok_or(Error::BadBuf)?;
         if src.len() as u64 != rows * row {
             return Err(Error::BadBuf);
         }
@@ -226,9 +272,14 @@ impl Device for Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         self.graphs.clear();
-        let stage = self.stage.take().map(|(_, raw)| raw);
-        for p in self.allocs.drain(..).flatten().map(|h| h.ptr).chain(stage) {
-            let _ = self.cx.free(p);
+        if let Some((_, raw)) = self.stage.take() {
+            let _ = self.cx.free(raw);
+        }
+        for held in self.allocs.drain(..).flatten() {
+            let _ = match held {
+                Held::Own { ptr, .. } => self.cx.free(ptr),
+                Held::Range(r) => r.close(&self.cx),
+            };
         }
     }
 }

@@ -65,9 +65,9 @@ pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
             let a = args::Append { st: d.stream(st)?, rows: d.rows(rows)?, k: d.view(k)?, v: d.view(v)? };
             d.launch(d.kernels.get("append")?, [rows.n * st.heads, 1, 1], 128, 0, &a)
         }
-        Op::Attention { out, q, st, rows, scale, window, sinks } => {
+        Op::Attention { out, q, st, rows, scale, window, since, sinks } => {
             let sinks = d.vector(sinks.as_ref())?;
-            attention(d, room, out, q, st, rows, *scale, *window, sinks)
+            attention(d, room, out, q, st, rows, *scale, (*window, *since), sinks)
         }
         Op::ConvSilu { out, x, w, kernel, st, rows } => {
             if *kernel > 8 {
@@ -87,6 +87,17 @@ pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
                 slots: st.slots as i32,
             };
             d.launch(d.kernels.get("conv_silu")?, [blocks(x.cols as u64, 128), rows.seqs, 1], 128, 0, &a)
+        }
+        Op::Shift { out, x, st, rows } => {
+            let a = args::Shift {
+                out: d.view(out)?,
+                x: d.view(x)?,
+                state: d.vector(Some(&st.state))?,
+                rows: d.rows(rows)?,
+                state_elems: st.state_elems as i32,
+                slots: st.slots as i32,
+            };
+            d.launch(d.kernels.get("shift")?, [blocks(x.cols as u64, 128), rows.seqs, 1], 128, 0, &a)
         }
         Op::GatedDelta { out, qkv, a, b, decay, dt, g, st, rows } => {
             let x = [out, qkv, a, b];
@@ -216,7 +227,7 @@ fn attention(
     st: &StreamView,
     rows: &Rows,
     scale: f32,
-    window: Option<u32>,
+    (window, since): (Option<u32>, u32),
     sinks: Ptr,
 ) -> Result<()> {
     if st.d > 512 {
@@ -233,10 +244,12 @@ fn attention(
         rows: d.rows(rows)?,
         scale,
         window: window.map_or(0, |w| w.clamp(1, i32::MAX as u32) as i32),
+        since: since.min(i32::MAX as u32) as i32,
         sinks,
         scratch: room,
         room: parts as i32,
         whole: (rows.class == RowClass::Many) as i32,
+        pad: 0,
     };
     if scratch::flashes(st, rows) {
         let kernel = d.kernels.get(&format!("flash_bf16_{}", st.d))?;

@@ -23,10 +23,10 @@ static constexpr int PARTS = 32, TILE = 64;
 
 // What a row sees, cut into at most 32 partitions of whole pages that follow from its own position.
 struct Cut { int first, last, pages, parts; };
-DEV Cut cut_of(int pos, int window, int whole) {
+DEV Cut cut_of(int pos, int window, int since, int whole) {
   Cut c;
   c.last = pos;
-  c.first = window > 0 ? max(0, pos + 1 - window) : 0;
+  c.first = max(window > 0 ? max(0, pos + 1 - window) : 0, min(since, pos));
   int pages = c.last / 256 - c.first / 256 + 1, each = (pages + PARTS - 1) / PARTS, two = 1;
   while (two < each || (whole && two < pages)) two *= 2;
   c.pages = two;
@@ -44,7 +44,7 @@ template <int K, int H> DEV void few(const AttnArgs& a) {
   int group = a.q.heads / a.st.heads, d = a.st.d, kv = blockIdx.y, row = blockIdx.z, part = blockIdx.x;
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
   int seq = *i32(a.rows.seq_of, row);
-  Cut cut = cut_of(*i32(a.rows.pos, row), a.window, a.whole);
+  Cut cut = cut_of(*i32(a.rows.pos, row), a.window, a.since, a.whole);
   if (part >= cut.parts || part >= a.room) return;
   int page0 = cut.first / 256 + part * cut.pages;
   int start = max(cut.first, page0 * 256), end = min(cut.last + 1, (page0 + cut.pages) * 256);
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_few_bf16(AttnArgs a)
 // Partitions of a (row, head) meet in a tree that their number alone decides.
 extern "C" __global__ void attention_meet(AttnArgs a) {
   int row = blockIdx.x / a.q.heads, head = blockIdx.x % a.q.heads, d = a.st.d;
-  Cut cut = cut_of(*i32(a.rows.pos, row), a.window, a.whole);
+  Cut cut = cut_of(*i32(a.rows.pos, row), a.window, a.since, a.whole);
   int parts = min(cut.parts, a.room);
   for (int step = 1; step < parts; step *= 2) {
     for (int part = 0; part + step < parts; part += 2 * step) {

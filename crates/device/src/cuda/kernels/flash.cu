@@ -38,7 +38,7 @@ template <int D> DEV void flash(const AttnArgs& a) {
     int run = *i32(a.rows.seq_of, row0 + begin), end = begin + 1;
     while (end < n && *i32(a.rows.seq_of, row0 + end) == run) end++;
     int low = *i32(a.rows.pos, row0 + begin), high = *i32(a.rows.pos, row0 + end - 1);
-    int first = a.window > 0 ? ::max(0, low + 1 - a.window) : 0;
+    int first = ::max(a.window > 0 ? ::max(0, low + 1 - a.window) : 0, ::min(a.since, low));
     for (int key0 = first / KEYS * KEYS; key0 <= high; key0 += KEYS) {
       long page = page_of(a.st, a.rows, run, key0);
       if (page < 0) break;
@@ -72,7 +72,7 @@ template <int D> DEV void flash(const AttnArgs& a) {
 #pragma unroll
         for (int e = 0; e < 4; e++) {
           int key = key0 + 8 * j + 2 * (lane & 3) + (e & 1), r = e >> 1;
-          bool seen = seq[r] == run && key <= pos[r] && (a.window == 0 || key > pos[r] - a.window);
+          bool seen = seq[r] == run && key <= pos[r] && (a.window == 0 || key > pos[r] - a.window) && key >= ::min(a.since, pos[r]);
           s[j][e] = seen ? s[j][e] * scale : -INF;
           top[r] = fmaxf(top[r], s[j][e]);
         }

@@ -24,8 +24,10 @@ struct AttnArgs {
   Rows rows;
   float scale;
   int window;  // 0: none
+  int since;   // positions before it are seen by nobody but themselves
   const float* sinks;
   float* scratch;
   int room;
   int whole;  // one partition, whatever the length: many rows
+  int pad;
 };

@@ -25,6 +25,24 @@ extern "C" __global__ void conv_silu(ConvArgs a) {
   }
 }
 
+struct ShiftArgs { View out, x; float* state; Rows rows; int state_elems, slots; };
+// Each row becomes the one before it; the state is the last row.
+extern "C" __global__ void shift(ShiftArgs a) {
+  int c = blockIdx.x * blockDim.x + threadIdx.x, seq = blockIdx.y;
+  if (c >= a.x.cols) return;
+  int first = 0;
+  while (first < a.rows.n && *i32(a.rows.seq_of, first) != seq) first++;
+  if (first == a.rows.n) return;
+  int from = *i32(a.rows.rec_from, seq);
+  float past = from < 0 ? 0.f : a.state[(long)from * a.state_elems + c];
+  for (int row = first; row < a.rows.n && *i32(a.rows.seq_of, row) == seq; row++) {
+    f32(a.out, row, 0)[c] = past;
+    past = f32(a.x, row, 0)[c];
+    int to = *i32(a.rows.rec_to, row);
+    if (to >= 0) a.state[(long)to * a.state_elems + c] = past;
+  }
+}
+
 struct DeltaArgs {
   View out, qkv, a, b;
   const float *decay, *dt;
