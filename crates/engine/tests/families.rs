@@ -46,16 +46,18 @@ fn worst(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| if a.is_finite() { (a - b).abs() } else { f32::INFINITY }).fold(0.0, f32::max)
 }
 
-fn check_logits(name: &str, on: On) {
+/// The first `n` positions.
+fn check_logits(name: &str, on: On, n: usize) {
     let Rig { mut model, expected, _dir } = rig(name, on);
-    let got = prefilled(&mut model.exec, &expected.ids, &[expected.ids.len()]);
+    let n = n.min(expected.ids.len());
+    let got = prefilled(&mut model.exec, &expected.ids[..n], &[n]);
     let vocab = model.exec.family().spec().vocab as usize;
-    for row in &expected.logits {
+    for row in expected.logits.iter().filter(|r| r.position < n) {
         let at = row.position;
         let off = worst(&got[at * vocab..(at + 1) * vocab], &row.values);
         assert!(off < TOLERANCE, "{name}: logits at position {at} are off by {off}");
     }
-    for (at, (&best, &gap)) in expected.argmax.iter().zip(&expected.top2_gap).enumerate() {
+    for (at, (&best, &gap)) in expected.argmax.iter().zip(&expected.top2_gap).enumerate().take(n) {
         let ours = argmax(&got[at * vocab..(at + 1) * vocab]).unwrap();
         assert!(ours == best || gap < 2.0 * TOLERANCE, "{name}: position {at} prefers {ours}, not {best}");
     }
@@ -63,12 +65,13 @@ fn check_logits(name: &str, on: On) {
 
 #[test]
 fn reference_logits_are_those_of_transformers() {
-    MODELS.iter().for_each(|m| check_logits(m, On::Reference));
+    // It is slow, and every op of it is compared with the CPU kernels besides.
+    MODELS.iter().for_each(|m| check_logits(m, On::Reference, 130));
 }
 
 #[test]
 fn cpu_logits_are_those_of_transformers() {
-    MODELS.iter().for_each(|m| check_logits(m, cpu()));
+    MODELS.iter().for_each(|m| check_logits(m, cpu(), usize::MAX));
 }
 
 #[test]

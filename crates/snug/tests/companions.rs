@@ -34,7 +34,7 @@ fn keys(of: &Checkpoint, blocks: u32, nextn: Option<u32>) -> Meta {
 fn split(dir: &Path, number: u32) -> (PathBuf, PathBuf) {
     let whole = dir.join("whole.gguf.tmp");
     let tiny = testkit::materialise(NAME).unwrap();
-    let how = Options { to: parse_type("f32").unwrap(), rules: vec![], meta: vec![], force: false };
+    let how = Options { to: parse_type("f32").unwrap(), rules: vec![], meta: vec![], force: true };
     quantize(tiny.path().to_path_buf(), &whole, &how, &mut |_, _| {}).unwrap();
     let ck = Checkpoint::open(whole).unwrap();
     let (model, mtp) = (dir.join("model.gguf"), dir.join("mtp-model.gguf"));
