@@ -193,6 +193,10 @@ impl Wants {
             f(w);
         }
     }
+    /// Another name of the last parameter in safetensors files.
+    pub fn or_hf(&mut self, name: &str) {
+        self.last(|w| w.hf.push(whole(name)));
+    }
     /// Says that safetensors files keep the last parameter in such rows of its tensor.
     pub fn grouped_in_hf(&mut self, g: Groups) {
         self.last(|w| w.hf.iter_mut().for_each(|p| p.shape = Lies::Groups(g)));
