@@ -149,7 +149,13 @@ fn both(model: &TinyModel, dir: &Path, config: Value, which: impl Fn(&Tensor) ->
 
 fn open(dir: &Path, on: On) -> Model {
     // History in f32 on both sides, whatever the embedding is stored as.
-    let ask = Ask { logit_rows: 256, few: 8, parallel: 4, kv: Some(memory::KvFormat::F32), ..Ask::default() };
+    let ask = Ask {
+        logit_rows: 256,
+        few: 8,
+        parallel: 4,
+        kv: Some(memory::KvSpec::of(memory::KvFormat::F32)),
+        ..Ask::default()
+    };
     Model::open(dir.to_path_buf(), &OpenOptions { ask, on, profile: None }, &mut |_| {}).unwrap()
 }
 

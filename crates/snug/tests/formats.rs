@@ -13,7 +13,7 @@ fn to(from: &Path, out: &Path, kind: &str) {
 
 fn logits(path: &Path) -> Vec<f32> {
     let ids: Vec<u32> = (0..60).map(|i| i * 37 % 251).collect();
-    let ask = Ask { logit_rows: 64, kv: Some(memory::KvFormat::F32), ..Ask::default() };
+    let ask = Ask { logit_rows: 64, kv: Some(memory::KvSpec::of(memory::KvFormat::F32)), ..Ask::default() };
     let mut m = Model::open(path.to_path_buf(), &OpenOptions { ask, ..OpenOptions::default() }, &mut |_| {}).unwrap();
     let seq = m.exec.open().unwrap();
     m.exec.prefill(seq, &ids, Wanted::All, &AtomicBool::new(false), &mut |_| {}).unwrap()

@@ -33,9 +33,9 @@ impl Eight {
     #[target_feature(enable = "avx2")]
     pub unsafe fn one_by_one<T: Planes>(s: &Side, row: &Row, first: usize, n: usize) -> Self {
         let mut all = [[0f32; 8]; 4];
-        for g in 0..n {
+        for (g, at) in (first..first + n).enumerate() {
             // SAFETY: the caller's promise.
-            let Steps { scale, min } = unsafe { T::steps(s, row, first + g) };
+            let Steps { scale, min } = unsafe { T::steps(s, row, at) };
             (all[0][g], all[1][g], all[2][g], all[3][g]) = (scale[0], scale[1], min[0], min[1]);
         }
         // SAFETY: eight floats each; the loads take any alignment.
