@@ -202,6 +202,11 @@ impl<'a> Keys<'a> {
             1.0
         })
     }
+    /// Refuses a width made of several counts that is beyond [`MOST`]: products of it would not fit.
+    pub fn width(&self, columns: u64, hf: &str, gguf: &str) {
+        let why = format!("it makes rows of {columns} elements, and more than {MOST} cannot be");
+        self.require(columns <= u64::from(MOST), hf, gguf, columns, &why);
+    }
     /// Notes that a condition on a key does not hold; not while something is missing, which values may stand in for.
     pub fn require(&self, ok: bool, hf: &str, gguf: &str, value: impl std::fmt::Display, why: &str) {
         if !ok && self.missing.borrow().is_empty() {
