@@ -49,6 +49,9 @@ pub enum Error {
     /// A text too short to measure on.
     #[error("{0} tokens are too few to measure: 2 at least are needed")]
     TooShort(usize),
+    /// Drafts were asked for and nothing drafts.
+    #[error("the model has no predictor of further tokens, or was opened without drafting")]
+    NoDrafter,
     /// The caller cancelled.
     #[error("cancelled")]
     Cancelled,

@@ -8,14 +8,15 @@ mod allowance;
 mod ask;
 mod forecast;
 
+use crate::draft::Behind;
 use crate::error::Result;
 use crate::executor::{Pass, pass};
 use checkpoint::DType;
-use device::{Caps, Device, Meter, Region, RowClass, ScratchFn};
+use device::{Act, Caps, Device, Meter, Region, RowClass, ScratchFn, View};
 use memory::pages::pages_for;
 use memory::{Component, KvFormat, KvSpec, Ledger, PAGE_POSITIONS, Plan, RegionSizes, Residency, Tier, WeightShare};
-use model::Family;
-use state::{Bytes, Limits, Span, State};
+use model::{Family, Spec};
+use state::{Bytes, Decl, Limits, Span, State};
 use std::collections::BTreeMap;
 use weights::{Bound, Role, Weights};
 
@@ -144,14 +145,20 @@ pub fn usual_kv(bounds: &[Bound]) -> KvSpec {
 
 fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
     let layers = of.family.spec().n_layers as usize;
+    let can_draft = of.family.drafter().is_some() && of.bounds.iter().any(|b| b.component == Component::Mtp);
+    let draft = if can_draft { ask.draft } else { 0 };
+    let mut weights = shares(of.bounds);
+    let predictor = weights.iter_mut().filter(|w| draft > 0 && w.component == Component::Mtp);
+    predictor.for_each(|w| w.residency = Residency::Resident);
     let mut p = Plan {
-        weights: shares(of.bounds),
+        weights,
         kv: vec![ask.kv.unwrap_or_else(|| usual_kv(of.bounds)); layers],
         beside: ask.beside.map_or_else(Vec::new, |kv| vec![kv; layers]),
         context,
         parallel: ask.parallel.max(1),
         chunk: ask.chunk.max(64).next_multiple_of(64).min(context.next_multiple_of(64)),
-        few: ask.few.max(ask.parallel).max(1),
+        few: ask.few.max(ask.parallel).max(draft.saturating_add(1)),
+        draft,
         slab_pages: 1,
         kv_bytes: 0,
         kv_bytes_per_position: 0,
@@ -161,7 +168,7 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         allowance: 0,
         guard: ask.guard,
     };
-    let decls = of.family.state(&p.kv);
+    let decls = streams(of.family, &p, &p.kv);
     p.slab_pages = state::slab_pages(&decls);
     p.kv_bytes_per_position = state::position_bytes(&decls);
     let bytes = State::bytes(&decls, limits(&p));
@@ -179,12 +186,22 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
 
 /// Bytes of the second history.
 fn beside_bytes(family: &dyn Family, p: &Plan) -> Bytes {
-    if p.beside.is_empty() { Bytes::default() } else { State::bytes(&family.state(&p.beside), limits(p)) }
+    if p.beside.is_empty() { Bytes::default() } else { State::bytes(&streams(family, p, &p.beside), limits(p)) }
 }
 
 /// The limits of the state that a plan describes.
 pub fn limits(p: &Plan) -> Limits {
     Limits { context: p.context, parallel: p.parallel, rows: p.chunk.max(p.few), few: p.few, slab_pages: p.slab_pages }
+}
+
+/// What sequences keep under a plan with history in the formats `kv`, for the model and for its predictor where it
+/// drafts.
+pub fn streams(family: &dyn Family, p: &Plan, kv: &[KvSpec]) -> Vec<Decl> {
+    let mut all = family.state(kv);
+    if let (Some(d), Some(kv)) = (family.drafter().filter(|_| p.draft > 0), kv.last()) {
+        all.extend(d.state(kv));
+    }
+    all
 }
 
 /// Bytes of the list of rows that give logits.
@@ -197,7 +214,7 @@ fn measure(of: Subject, p: &Plan, kv: &[KvSpec], logit_rows: u32) -> Result<Regi
     let mut meter = Meter::new(of.on.scratch, of.on.caps.clone());
     let mut weights = Weights::imagine(of.bounds, &mut meter)?;
     let endless = Ledger::new(&[(Tier::Host, u64::MAX)]);
-    let decls = of.family.state(kv);
+    let decls = streams(of.family, p, kv);
     let mut state = State::new(&decls, limits(p), &endless, &mut meter)?;
     for (class, n, wanted) in [(RowClass::Many, p.chunk, logit_rows), (RowClass::Few, p.few, p.few)] {
         let n = n.min(p.context);
@@ -208,7 +225,19 @@ fn measure(of: Subject, p: &Plan, kv: &[KvSpec], logit_rows: u32) -> Result<Regi
         let (resident, experts) = weights.split();
         let pick = Some(rows.pos.rows(0, wanted.clamp(1, n)));
         let family = of.family;
-        pass(&mut meter, Pass { family, resident, state: &state, rows: &rows, pick, graph: false }, experts)?;
+        let drafter = family.drafter().filter(|_| p.draft > 0);
+        // Who wants the logits of every row may want the predictor's too.
+        let all = drafter.is_some() && class == RowClass::Many && wanted >= n;
+        let vocab = family.spec().vocab;
+        let bytes = n as u64 * vocab as u64 * 4;
+        let foretold = all.then(|| View::dense(meter.imagine(bytes), Act::F32, n, vocab));
+        let dry = Pass { family, resident, state: &state, rows: &rows, pick, graph: false, drafter, foretold };
+        pass(&mut meter, dry, experts)?;
+        if let Some(drafter) = drafter.filter(|_| class == RowClass::Few) {
+            let Spec { hidden, vocab, .. } = *family.spec();
+            let behind = Behind { drafter, hidden, vocab, rows, id: rows.ids.rows(0, 1) };
+            behind.draft(&mut meter, (resident, &state), 0, experts, &mut |_| None)?;
+        }
         state.rollback(a)?;
         state.close(seq)?;
     }

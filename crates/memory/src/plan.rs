@@ -95,6 +95,8 @@ pub struct Plan {
     pub allowance: u64,
     /// Most bytes that the process may hold.
     pub guard: u64,
+    /// Most tokens drafted ahead by the model's predictor, 0 where nobody drafts.
+    pub draft: u32,
 }
 
 impl Plan {

@@ -34,6 +34,8 @@ pub struct Ask {
     pub logit_rows: u32,
     /// Most bytes that the process may hold.
     pub guard: u64,
+    /// Most tokens that the model's predictor drafts ahead, where it has one; 0 leaves the predictor where it is.
+    pub draft: u32,
 }
 
 impl Default for Ask {
@@ -47,6 +49,7 @@ impl Default for Ask {
             beside: None,
             logit_rows: 1,
             guard: u64::MAX,
+            draft: 0,
         }
     }
 }
