@@ -1,7 +1,7 @@
 //! Joins the server with the engine: a loaded model as a backend.
 
 use engine::open::{self, Opened};
-use engine::{AtEnd, Choice, Decoding, Executor, Finish, Model, OpenOptions, SeqId, Step, decode};
+use engine::{Choice, Decoding, Executor, Finish, Model, OpenOptions, SeqId, Step, decode};
 use memory::Plan;
 use serde_json::{Value, json};
 use server::backend::{Done, Event, Facts, Failure, Job, Reason, Reporter, Sampling, Token};
@@ -64,7 +64,11 @@ pub fn script_backend(
     Ok(Ready { voice, backend: Arc::new(line) })
 }
 
-fn voice(t: text::Tokenizer, template: Option<text::ChatTemplate>, dialect: Option<&str>) -> anyhow::Result<Arc<Voice>> {
+fn voice(
+    t: text::Tokenizer,
+    template: Option<text::ChatTemplate>,
+    dialect: Option<&str>,
+) -> anyhow::Result<Arc<Voice>> {
     let voice = Voice::new(t, template, dialect).map_err(|e| crate::fault::Usage(format!("--dialect: {e}")))?;
     Ok(Arc::new(voice))
 }
@@ -99,9 +103,7 @@ fn wanted(s: Sampling, logprobs: Option<u32>) -> engine::Sampling {
 }
 
 fn described(p: &Plan) -> Value {
-    let weight = |w: &memory::WeightShare| {
-        json!({"component": format!("{:?}", w.component), "residency": w.residency.name(), "bytes": w.bytes})
-    };
+    let weight = |w: &memory::WeightShare| json!({"component": format!("{:?}", w.component), "residency": w.residency.name(), "bytes": w.bytes});
     json!({
         "context": p.context, "parallel": p.parallel, "chunk": p.chunk, "guard_bytes": p.guard,
         "total_bytes": p.total_bytes(), "weight_bytes": p.resident_bytes(), "history_bytes": p.kv_bytes,
@@ -132,7 +134,7 @@ impl Run for Engine {
             max_tokens: job.max_tokens,
             constraint: job.constraint,
             is_end: &is_end,
-            at_end: job.at_end.map(|f| f as AtEnd),
+            at_end: job.at_end,
             prompt_logprobs: job.prompt_logprobs,
         };
         let made = decode(&mut self.exec, seq, decoding, to.flag(), &mut |step| {
@@ -169,7 +171,7 @@ fn failure(e: &engine::Error) -> Failure {
     let what = e.to_string();
     match e {
         E::BadParameter { name, value, range } => {
-            Failure::Request { field: Some(name), what: format!("is {value}; allowed is {range}") }
+            Failure::Request { field: Some(*name), what: format!("is {value}; allowed is {range}") }
         }
         E::PromptTooLong { .. } | E::EmptyPrompt | E::BadToken { .. } => Failure::Request { field: None, what },
         _ => Failure::Internal(what),

@@ -17,8 +17,8 @@ use crate::fault::Fault;
 use crate::http::{conn::Conn, read_body};
 use crate::pump;
 
-pub use render::finite;
 pub use parse::{chosen, format, parsed, reasoning, tool, tool_choice, with_effort};
+pub use render::finite;
 
 /// `POST /v1/chat/completions`.
 pub async fn create(
