@@ -22,15 +22,17 @@ fn cut(w: &mut World, op: &Op, first: u32, n: u32) -> Op {
         Op::Rope { x, pos, rope } => Op::Rope { x: at(&x), pos: at(&pos), rope },
         Op::Gate { x, g, act } => Op::Gate { x: at(&x), g: at(&g), act },
         Op::Glu { out, gate, up, glu } => Op::Glu { out: at(&out), gate: at(&gate), up: at(&up), glu },
+        Op::Scale { x, by } => Op::Scale { x: at(&x), by },
+        Op::Softcap { x, cap } => Op::Softcap { x: at(&x), cap },
         Op::Route { out, logits, router } => {
             Op::Route { out: Routing { ids: at(&out.ids), w: at(&out.w) }, logits: at(&logits), router }
         }
         Op::Combine { out, base, parts, w } => {
             Op::Combine { out: at(&out), base: at(&base), parts: at(&parts), w: at(&w) }
         }
-        Op::Attention { out, q, st, rows, scale, window, sinks } => {
+        Op::Attention { out, q, st, rows, scale, window, since, sinks } => {
             let rows = part(w, &rows, first, n);
-            Op::Attention { out: at(&out), q: at(&q), st, rows, scale, window, sinks }
+            Op::Attention { out: at(&out), q: at(&q), st, rows, scale, window, since, sinks }
         }
         Op::ConvSilu { out, x, w: taps, kernel, st, rows } => {
             let rows = part(w, &rows, first, n);
@@ -47,6 +49,7 @@ fn cut(w: &mut World, op: &Op, first: u32, n: u32) -> Op {
 fn row_count(op: &Op) -> u32 {
     match op {
         Op::RmsNorm { x, .. } | Op::Rope { x, .. } | Op::Gate { x, .. } => x.rows,
+        Op::Scale { x, .. } | Op::Softcap { x, .. } => x.rows,
         Op::Glu { out, .. } | Op::Combine { out, .. } => out.rows,
         Op::Route { logits, .. } => logits.rows,
         Op::Attention { q, .. } => q.rows,
@@ -94,6 +97,9 @@ fn same_bits(cases: &[Case], cuts: &[&[u32]]) {
 #[test]
 fn rows_without_history_are_alone() {
     for cases in [cases::rms_norm(), cases::rope(), cases::gate(), cases::glu(), cases::route(), cases::combine()] {
+        same_bits(&cases, &[&[1], &[2, 5]]);
+    }
+    for cases in [cases::scale(), cases::softcap(), cases::route_by_scores()] {
         same_bits(&cases, &[&[1], &[2, 5]]);
     }
 }
@@ -241,7 +247,7 @@ fn nothing_that_a_step_says_panics() {
                 let st = StreamView { buf, page_bytes: 4096, fmt: F32, heads: 1, d: 2, ring: 0 };
                 let x = w.input("x", dense(5, 1, 2), &[1.0; 10]);
                 let out = w.output("out", Grade::Exact, dense(5, 1, 2));
-                let attention = Op::Attention { out, q: x, st, rows, scale: 1.0, window: None, sinks: None };
+                let attention = Op::Attention { out, q: x, st, rows, scale: 1.0, window: None, since: 0, sinks: None };
                 let at_history = ![3, 4].contains(&broken);
                 assert_eq!(w.dev.run(attention).is_err(), at_history, "attention {broken}");
                 let append = w.dev.run(Op::Append { st, rows, k: x, v: x });
@@ -277,7 +283,7 @@ fn logits_that_are_no_numbers_are_routed_somewhere() {
                     let ids = w.output_ints("expert ids", dense(1, 1, 3));
                     let weights = w.output("weights", Grade::Exact, dense(1, 1, 3));
                     let logits = w.input("logits", dense(1, 1, 8), &x);
-                    let router = device::Router { k: 3, score: device::RouterScore::Softmax, renormalise };
+                    let router = device::Router { renormalise, ..device::Router::softmax(3) };
                     w.dev.run(Op::Route { out: Routing { ids, w: weights }, logits, router }).unwrap();
                     let mut ids = w.dev.read_i32(ids).unwrap();
                     ids.sort_unstable();
