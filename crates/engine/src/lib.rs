@@ -4,11 +4,8 @@
 //! [`plan`] counts bytes with a dry run of the same pass that [`Executor`] carries out.
 
 mod conversation;
-<<<<<<< HEAD
 mod decode;
-=======
 pub mod draft;
->>>>>>> main
 mod error;
 mod executor;
 pub mod figures;
