@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use crate::matrix::Scheme;
 use crate::meta::Hf;
-use crate::safetensors::Parsed;
 use crate::source::{Bytes, FileIds, Stored};
 use crate::{ByteRange, Error, FileId, Meta, Result, Source, TensorInfo, locate};
 
@@ -18,7 +17,6 @@ pub struct Checkpoint {
     tensors: Vec<TensorInfo>,
     index: HashMap<Arc<str>, usize>,
     scheme: Scheme,
-    written_by: Option<String>,
     vision: Vec<PathBuf>,
 }
 
@@ -38,7 +36,7 @@ impl Checkpoint {
     pub(crate) fn gguf(files: Vec<Stored>, meta: Meta, tensors: Vec<TensorInfo>) -> Self {
         let index = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
         let scheme = Scheme::of(meta.config());
-        Self { meta, files, tensors, index, scheme, written_by: None, vision: Vec::new() }
+        Self { meta, files, tensors, index, scheme, vision: Vec::new() }
     }
 
     pub(crate) fn beside(self, vision: Vec<PathBuf>) -> Self {
@@ -50,19 +48,13 @@ impl Checkpoint {
         &self.vision
     }
 
-    pub(crate) fn hf(files: Vec<Stored>, parsed: Parsed, hf: Hf, dir: &Path) -> Self {
-        let meta = Meta::for_hf(dir.display().to_string().into(), hf);
-        Self { written_by: parsed.format, ..Self::gguf(files, meta, parsed.tensors) }
+    pub(crate) fn hf(files: Vec<Stored>, tensors: Vec<TensorInfo>, hf: Hf, dir: &Path) -> Self {
+        Self::gguf(files, Meta::for_hf(dir.display().to_string().into(), hf), tensors)
     }
 
     /// What the checkpoint says about itself.
     pub fn meta(&self) -> &Meta {
         &self.meta
-    }
-
-    /// Whether MLX wrote it: some of its models keep tensors in another form than others do.
-    pub fn written_by_mlx(&self) -> bool {
-        self.written_by.as_deref() == Some("mlx")
     }
 
     /// A tensor by name.

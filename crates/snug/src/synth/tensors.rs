@@ -142,8 +142,12 @@ fn planes(job: Job, s: Scheme, w: &Want) -> Vec<Job> {
 }
 
 /// Experts are stacked, gate and up apart; convolutions have their channels last but one; norms are as they are
-/// multiplied with where MLX adds one to them. Multimodal models keep everything under one more root.
+/// multiplied with where MLX adds one to them; predictors are left out. Multimodal models keep everything under one
+/// more root.
 fn mlx(w: &Want, to: DType, family: &dyn Family) -> Option<Job> {
+    if w.component == Component::Mtp {
+        return None;
+    }
     let stacked = |p: &&Place| p.name.contains(".switch_mlp.");
     let place = w.hf.iter().find(stacked).or_else(|| w.hf.iter().find(|p| p.shape != Lies::Each))?;
     let mut shape = stored(w, place)?;
@@ -156,7 +160,10 @@ fn mlx(w: &Want, to: DType, family: &dyn Family) -> Option<Job> {
     if name.ends_with("conv1d.weight") {
         shape.push(1);
     }
-    let canon = if place.canon == Canon::PlusOne && family.mlx_adds_one() { Canon::Same } else { place.canon.clone() };
+    // Where MLX turns convolutions round, it adds one to norms as well.
+    let conv = |w: &Want| w.hf.iter().any(|p| p.name.ends_with("conv1d.weight"));
+    let adds_one = place.canon == Canon::PlusOne && family.tensors().iter().any(conv);
+    let canon = if adds_one { Canon::Same } else { place.canon.clone() };
     Some(Job { new: NewTensor::new(name, to, &shape), substituted: false, fill: fill(w, &canon) })
 }
 
