@@ -25,7 +25,7 @@ mod source;
 mod tensor;
 
 pub use block::{Block, Unwritable};
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, Reader};
 pub use dtype::{DType, Format, Opaque};
 pub use error::{Error, FileName, Result};
 pub use gguf::{NewTensor, TensorWriter, write_gguf, write_gguf_hole, write_gguf_to};

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::executor::{Pass, pass};
 use checkpoint::DType;
-use device::{Caps, Device, Meter, Region, RowClass, ScratchFn};
+use device::{Act, Caps, Device, Meter, Region, RowClass, ScratchFn, View};
 use memory::{Component, KvFormat, KvSpec, Ledger, Plan, RegionSizes, Residency, Tier, WeightShare};
 use model::Family;
 use state::{Limits, Span, State};
@@ -120,7 +120,7 @@ fn at_context(family: &dyn Family, bounds: &[Bound], ask: &Ask, on: &Backend, co
     let bytes = State::bytes(&decls, limits(&p));
     (p.kv_bytes, p.state_bytes) = (bytes.kv, bytes.state);
     p.workspace = measure(family, bounds, &p, ask.logit_rows, on)?;
-    p.row_bytes = bytes.rows + pick_bytes(&p);
+    p.row_bytes = bytes.rows + pick_bytes(&p) + side_bytes(family, &p);
     Ok(p)
 }
 
@@ -132,6 +132,11 @@ pub fn limits(p: &Plan) -> Limits {
 /// Bytes of the list of rows that give logits.
 pub fn pick_bytes(p: &Plan) -> u64 {
     limits(p).rows as u64 * 4
+}
+
+/// Bytes of what is read for a step's ids beside their embeddings.
+pub fn side_bytes(family: &dyn Family, p: &Plan) -> u64 {
+    family.side().map_or(0, |s| limits(p).rows as u64 * s.width as u64 * 4)
 }
 
 /// Runs the widest prefill and decode passes on shapes alone.
@@ -149,7 +154,9 @@ fn measure(family: &dyn Family, bounds: &[Bound], p: &Plan, logit_rows: u32, on:
         let rows = state.rows(&a, 0..n)?;
         let (resident, experts) = weights.split();
         let pick = Some(rows.pos.rows(0, wanted.clamp(1, n)));
-        pass(&mut meter, Pass { family, resident, state: &state, rows: &rows, pick, graph: false }, experts)?;
+        let of = |s: model::SideTable| View::dense(meter.imagine(n as u64 * s.width as u64 * 4), Act::F32, n, s.width);
+        let side = family.side().map(of);
+        pass(&mut meter, Pass { family, resident, state: &state, rows: &rows, pick, side, graph: false }, experts)?;
         state.rollback(a)?;
         state.close(seq)?;
     }
@@ -161,6 +168,7 @@ fn residency(c: Component) -> Residency {
     match c {
         Component::Mtp => Residency::Leased,
         Component::Experts(_) => Residency::Cached,
+        Component::LayerEmbed => Residency::RowRead,
         _ => Residency::Resident,
     }
 }
@@ -181,6 +189,8 @@ pub fn decode_weight_bytes(family: &dyn Family, bounds: &[Bound]) -> u64 {
     let has_head = bounds.iter().any(|b| b.component == Component::Head);
     let read = |b: &Bound| match (b.component, b.role) {
         (Component::Mtp, _) => 0,
+        // Read from the file, one row.
+        (Component::LayerEmbed, _) => b.matrix_bytes() / b.n.max(1) as u64,
         (Component::Embed, Role::Matrix) if has_head => b.matrix_bytes() / b.n.max(1) as u64,
         (_, Role::Experts { count, .. }) => b.matrix_bytes() * count.min(top_k) as u64,
         _ => b.loaded_bytes(),

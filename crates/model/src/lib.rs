@@ -3,12 +3,17 @@
 //!
 //! A [`Family`] reads its config from either kind of file ([`keys`]), lists the parameters it needs ([`want`]), says
 //! what a sequence keeps, and writes its forward pass as plain calls on a [`Cx`]. One file per family:
-//! [`llama`] (also Qwen2) and [`qwen3_5_moe`].
+//! [`llama`] (also Qwen2), [`qwen3_5_moe`], [`gpt_oss`], [`gemma3`], [`gemma4`], [`glm4_moe`].
 
 mod bind;
 mod cx;
 mod error;
 mod family;
+pub mod gemma;
+pub mod gemma3;
+pub mod gemma4;
+pub mod glm4_moe;
+pub mod gpt_oss;
 pub mod keys;
 pub mod llama;
 pub mod moe;
@@ -19,4 +24,4 @@ pub mod want;
 pub use bind::bind;
 pub use cx::Cx;
 pub use error::{Error, Result};
-pub use family::{Carry, CarrySpec, Family, Spec, open, supported};
+pub use family::{Carry, CarrySpec, Family, SideTable, Spec, open, supported};

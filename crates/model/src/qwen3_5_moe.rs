@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::family::{Carry, Family, Spec};
 use crate::keys::Keys;
 use crate::moe::{self, Moe};
-use crate::rope::frequencies;
+use crate::rope::Rope;
 use crate::want::{Experts, Export, Want, Wants};
 use checkpoint::Meta;
 use device::{ActFn, ExpertBias, GdnShape, Glu, KeyHeadRule, Pairing, Router, Rows, View};
@@ -30,7 +30,7 @@ struct Config {
     n_kv_heads: u32,
     head_dim: u32,
     eps: f32,
-    rope_theta: f32,
+    rotation: Rope,
     rope: RopeOf,
     mrope: [u32; 4],
     full_interval: u32,
@@ -165,14 +165,14 @@ impl Config {
         let interval = "full_attention_interval";
         let full_interval = c.opt_u32(interval, interval).filter(|&n| n > 0).unwrap_or(4);
         c.done()?;
-        let inv_freq = w.rope(Component::Core, frequencies(c, theta, dims)?, theta);
+        let rotation = Rope::read(c, theta, dims)?;
         Ok(Config {
             n_heads,
             n_kv_heads,
             head_dim,
             eps,
-            rope_theta: theta,
-            rope: RopeOf { pairing: Pairing::Half, dims, inv_freq },
+            rotation,
+            rope: w.rope(&rotation, Pairing::Half),
             mrope: sections(c, dims),
             full_interval,
             gdn: GdnShape { n_k, n_v, d_k, d_v, rule },
@@ -394,7 +394,7 @@ impl Family for Qwen35Moe {
             out.set(&key(name), value);
         }
         out.set(&key("rope.dimension_sections"), c.mrope.to_vec());
-        out.set(&key("rope.freq_base"), c.rope_theta);
+        c.rotation.export("qwen35moe", out);
         out.set(&key("attention.layer_norm_rms_epsilon"), c.eps);
         let recurrent: Vec<bool> = self.layers.iter().map(|b| matches!(b.mixer, Mixer::Gdn(_))).collect();
         out.set(&key("attention.recurrent_layers"), recurrent);

@@ -5,7 +5,24 @@ use snug::quantize::{Options, Report, Rule, parse_type, quantize};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-const MODELS: [&str; 5] = ["llama-a", "llama-b", "qwen2-a", "qwen3_5_moe-a", "qwen3_5_moe-b"];
+const MODELS: [&str; 16] = [
+    "llama-a",
+    "llama-b",
+    "qwen2-a",
+    "qwen3_5_moe-a",
+    "qwen3_5_moe-b",
+    "gpt_oss-a",
+    "gpt_oss-b",
+    "gemma3-a",
+    "gemma3-b",
+    "gemma4-a",
+    "gemma4_moe-a",
+    "gemma4_moe-b",
+    "gemma4_e-a",
+    "gemma4_e-b",
+    "glm4_moe-a",
+    "glm4_moe-b",
+];
 
 fn to(from: &Path, out: &Path, kind: &str, rules: &[&str]) -> Report {
     let rules = rules.iter().map(|r| Rule::parse(r).unwrap()).collect();
@@ -38,14 +55,15 @@ fn a_gguf_in_f32_has_the_logits_of_transformers() {
             let v = row.values.len();
             let ours = &got[row.position * v..][..v];
             let off = ours.iter().zip(&row.values).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            assert!(off < 1e-4, "{name}: logits at position {} are off by {off}", row.position);
+            let room = if name.starts_with("gemma4") || row.position >= 512 { 3e-4 } else { 1e-4 };
+            assert!(off < room, "{name}: logits at position {} are off by {off}", row.position);
         }
     }
 }
 
 #[test]
 fn coarser_types_are_further_from_f32_in_the_order_of_their_bits() {
-    for name in ["llama-a", "qwen3_5_moe-a"] {
+    for name in ["llama-a", "qwen3_5_moe-a", "gpt_oss-a", "gemma4_moe-a", "gemma4_e-a", "glm4_moe-b"] {
         let (dir, out) = (testkit::materialise(name).unwrap(), tempfile::tempdir().unwrap());
         let ids: Vec<u32> = testkit::expected(name).unwrap().ids[..80].to_vec();
         let exact = logits(dir.path(), &ids);

@@ -52,6 +52,7 @@ fn component(c: Component) -> String {
     match c {
         Component::Core => "core".into(),
         Component::Embed => "embedding".into(),
+        Component::LayerEmbed => "per-layer embeddings".into(),
         Component::Head => "head".into(),
         Component::Mtp => "predictor".into(),
         Component::Layer(l) => format!("layer {l}"),
@@ -63,10 +64,11 @@ fn total(shares: &[WeightShare], r: Residency) -> u64 {
     shares.iter().filter(|s| s.residency == r).map(|s| s.bytes).sum()
 }
 
-const RESIDENCIES: [(Residency, &str); 3] = [
+const RESIDENCIES: [(Residency, &str); 4] = [
     (Residency::Resident, "in memory all the time"),
     (Residency::Leased, "in memory only while used: the token predictor"),
     (Residency::Cached, "kept as far as room allows: routed experts"),
+    (Residency::RowRead, "never in memory, read row by row: embeddings per layer"),
 ];
 
 /// Tensors and bytes by storage type.

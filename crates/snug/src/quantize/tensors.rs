@@ -5,9 +5,9 @@ use super::{Options, encode, rearrange};
 use anyhow::{Result, bail};
 use checkpoint::{ByteRange, Checkpoint, DType, TensorInfo};
 use model::Family;
-use model::want::{Export, Want};
+use model::want::{Export, Lies, Want};
 use std::collections::HashMap;
-use weights::{Bound, Canon, Data, Role};
+use weights::{Bound, Canon, Data, Proj, Role};
 
 /// One tensor to write.
 #[derive(Clone, Debug)]
@@ -29,6 +29,8 @@ enum From {
     Copy(ByteRange),
     /// Matrices one behind the other, each `[rows, k]`.
     Matrices { parts: Vec<ByteRange>, dtype: DType, export: Export },
+    /// Transposed matrices, `[E, k, of * n]`: every `of`-th column from `first` on is a row.
+    Turned { range: ByteRange, dtype: DType, first: usize, of: usize },
     /// Values that are at hand.
     Values(Vec<f32>),
     /// A vector, canonicalised.
@@ -76,15 +78,19 @@ pub fn from_family(family: &dyn Family, bounds: &[Bound], how: &Options) -> Resu
     let mut jobs = Vec::new();
     for b in bounds {
         let Some(want) = wants.get(&b.id) else { bail!("parameter {} is not the family's", b.name) };
-        jobs.extend(job(want, b, how)?);
+        jobs.extend(job(want, b, bounds, how)?);
     }
     Ok(jobs)
 }
 
-fn job(want: &Want, b: &Bound, how: &Options) -> Result<Option<Job>> {
-    let Some(place) = want.gguf.first() else { bail!("{} has no name in a GGUF", b.name) };
+fn job(want: &Want, b: &Bound, others: &[Bound], how: &Options) -> Result<Option<Job>> {
+    let Some(place) = want.gguf.first() else {
+        // Constants of the configuration are in no file.
+        let constant = matches!(b.data, Data::Values(_));
+        return if constant { Ok(None) } else { bail!("{} has no name in a GGUF", b.name) };
+    };
     let name = place.name.clone();
-    let shape = want.shape.clone();
+    let mut shape = want.shape.clone();
     let f32_job = |from| Job { name: name.clone(), shape: shape.clone(), to: DType::F32, substituted: false, from };
     if let Data::Values(values) = &b.data {
         return Ok(divisors(want.export, values).map(|v| f32_job(From::Values(v))));
@@ -95,14 +101,39 @@ fn job(want: &Want, b: &Bound, how: &Options) -> Result<Option<Job>> {
         return Ok(Some(f32_job(From::Vector { range, dtype, canon, export })));
     }
     let (to, substituted) = choose(&name, &shape, b.dtype, how.to, &how.rules);
-    let from = From::Matrices { parts: parts(b)?, dtype: b.dtype, export: want.export };
+    let from = match (place.shape, &b.data) {
+        (Lies::Half(0), _) => {
+            shape[1] *= 2;
+            From::Matrices { parts: fused(want, b, others)?, dtype: b.dtype, export: want.export }
+        }
+        // Written with the other half.
+        (Lies::Half(_), _) => return Ok(None),
+        (_, Data::Turned { range, first, of }) => {
+            From::Turned { range: *range, dtype: b.dtype, first: *first as usize, of: *of as usize }
+        }
+        _ => From::Matrices { parts: parts(b)?, dtype: b.dtype, export: want.export },
+    };
     Ok(Some(Job { name, shape, to, substituted, from }))
 }
+
+/// Gate and up of every expert in turn: the parts of a tensor that holds both.
+fn fused(want: &Want, gate: &Bound, others: &[Bound]) -> Result<Vec<ByteRange>> {
+    let Role::Experts { layer, .. } = want.role else { bail!("{} is half of a tensor", gate.name) };
+    let is_up = |b: &&Bound| matches!(b.role, Role::Experts { layer: l, proj: Proj::Up, .. } if l == layer);
+    let Some(up) = others.iter().find(is_up) else { bail!("{} has no other half", gate.name) };
+    if up.dtype != gate.dtype {
+        bail!("{} and {} have different types", gate.name, up.name);
+    }
+    Ok(parts(gate)?.into_iter().zip(parts(up)?).flat_map(|(g, u)| [g, u]).collect())
+}
+
+/// The divisor of frequencies that do not turn at all, as llama.cpp's converter writes it.
+const STILL: f32 = 1e30;
 
 /// Rope frequencies as the divisors a GGUF keeps, `None` where there is nothing to divide.
 pub fn divisors(export: Export, freqs: &[f32]) -> Option<Vec<f32>> {
     let Export::Divisors { theta, dims } = export else { return None };
-    let by: Vec<f32> = model::rope::plain(theta, dims).zip(freqs).map(|(plain, f)| plain / f).collect();
+    let by: Vec<f32> = model::rope::plain(theta, dims).zip(freqs).map(|(plain, f)| (plain / f).min(STILL)).collect();
     by.iter().any(|&d| d != 1.0).then_some(by)
 }
 
@@ -114,6 +145,7 @@ fn parts(b: &Bound) -> Result<Vec<ByteRange>> {
             (0..count).map(|e| ByteRange { file: range.file, off: range.off + first + e * step, len: one }).collect()
         }
         Data::Each(ranges) => ranges.clone(),
+        Data::Turned { .. } => bail!("{} is transposed", b.name),
         Data::Values(_) => bail!("{} has no file", b.name),
     })
 }
@@ -131,7 +163,7 @@ pub fn write(ck: &Checkpoint, job: &Job, put: &mut dyn FnMut(&[u8]) -> Result<()
         From::Vector { range, dtype, canon, export } => {
             let k: u64 = job.shape.iter().skip(1).product();
             let n = job.shape[0];
-            let mut values = vec![0.0; (n * k) as usize];
+            let mut values = vec![0.0; (n * k) as usize * canon.stored()];
             let mut bytes = vec![0; range.len as usize];
             ck.read_at(*range, &mut bytes)?;
             dtype.decode(&bytes, &mut values)?;
@@ -145,10 +177,33 @@ pub fn write(ck: &Checkpoint, job: &Job, put: &mut dyn FnMut(&[u8]) -> Result<()
                 .collect();
             put(&encode::rows(DType::F32, moved.len(), &moved)?)
         }
+        From::Turned { range, dtype, first, of } => turned(ck, job, *range, *dtype, [*first, *of], put),
         From::Matrices { parts, dtype, export } => {
             parts.iter().try_for_each(|part| matrix(ck, job, *part, *dtype, *export, put))
         }
     }
+}
+
+/// One expert is in memory at a time.
+fn turned(
+    ck: &Checkpoint,
+    job: &Job,
+    range: ByteRange,
+    dtype: DType,
+    [first, of]: [usize; 2],
+    put: &mut dyn FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let [experts, n, k] = job.shape[..] else { bail!("{} is no stack of experts", job.name) };
+    let (n, k, each) = (n as usize, k as usize, range.len / experts.max(1));
+    let (mut bytes, mut old) = (vec![0; each as usize], vec![0.0; n * of * k]);
+    for e in 0..experts {
+        ck.read_at(ByteRange { file: range.file, off: range.off + e * each, len: each }, &mut bytes)?;
+        dtype.decode(&bytes, &mut old)?;
+        let row = |i: usize| old[first + i * of..].iter().step_by(n * of).copied();
+        let turned: Vec<f32> = (0..n).flat_map(row).collect();
+        put(&encode::rows(job.to, k, &turned)?)?;
+    }
+    Ok(())
 }
 
 fn copy(ck: &Checkpoint, r: ByteRange, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {

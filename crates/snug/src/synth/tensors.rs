@@ -67,11 +67,17 @@ fn gguf(w: &Want, to: DType) -> Option<Job> {
         let new = NewTensor::new(&*place.name, DType::F32, &w.shape);
         return Some(Job { new, substituted: false, fill: Fill::Values(by) });
     }
+    let mut shape = w.shape.clone();
+    match place.shape {
+        Lies::Half(0) => shape[1] *= 2,
+        Lies::Half(_) => return None,
+        _ => {}
+    }
     let (dtype, substituted) = match w.role {
         Role::Vector => (DType::F32, false),
-        _ => choose(&place.name, &w.shape, DType::F32, to, &Vec::new()),
+        _ => choose(&place.name, &shape, DType::F32, to, &Vec::new()),
     };
-    Some(Job { new: NewTensor::new(&*place.name, dtype, &w.shape), substituted, fill: fill(w, &place.canon) })
+    Some(Job { new: NewTensor::new(&*place.name, dtype, &shape), substituted, fill: fill(w, &place.canon) })
 }
 
 /// Experts are stacked, gate and up in one tensor, as newer checkpoints have them.
@@ -80,8 +86,14 @@ fn hf(w: &Want, to: DType) -> Option<Job> {
     let mut shape = w.shape.clone();
     match place.shape {
         Lies::Half(0) => shape[1] *= 2,
-        Lies::Half(_) => return None,
+        Lies::Half(_) | Lies::Turned { first: 1.., .. } => return None,
+        Lies::Turned { of, .. } => shape = vec![shape[0], shape[2], of as u64 * shape[1]],
         Lies::Whole | Lies::Each => {}
+    }
+    match place.canon {
+        Canon::Every { first: 0, of } => shape.last_mut().into_iter().for_each(|k| *k *= of as u64),
+        Canon::Every { .. } => return None,
+        _ => {}
     }
     let name = place.name.replace('~', "model.");
     if name.ends_with("conv1d.weight") {
