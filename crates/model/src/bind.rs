@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::family::Family;
-use crate::want::{Lies, Place, Want};
-use checkpoint::{Checkpoint, Container, DType, TensorInfo};
+use crate::want::{Groups, Lies, Place, Want};
+use checkpoint::{ByteRange, Checkpoint, Container, DType, TensorInfo};
 use memory::Component;
 use weights::{Bound, Canon, Data, Role};
 
@@ -81,6 +81,7 @@ fn at(want: &Want, place: &Place, name: &str, ck: &Checkpoint) -> Result<Option<
         Lies::Half(half) => halves(info, &want.shape, half)?,
         Lies::Each => each(info, name, &want.shape, ck)?,
         Lies::Turned { first, of } => turned(info, &want.shape, first, of)?,
+        Lies::Groups(g) => grouped(info, &want.shape, g)?,
     };
     Ok(Some(Bound {
         id: want.id,
@@ -127,6 +128,14 @@ fn turned(info: &TensorInfo, shape: &[u64], first: u32, of: u32) -> Result<Data>
         return Err(Error::TensorType { name: info.name.to_string(), dtype: format!("{}, transposed", info.dtype) });
     }
     Ok(Data::Turned { range: info.at, first, of })
+}
+
+fn grouped(info: &TensorInfo, shape: &[u64], g: Groups) -> Result<Data> {
+    let rows = g.count as u64 * g.of as u64;
+    expect_shape(info, &[rows, shape[1]])?;
+    let row = info.at.len / rows;
+    let range = |(first, n): (u64, u64)| ByteRange { file: info.at.file, off: info.at.off + first * row, len: n * row };
+    Ok(Data::Each(g.ranges().map(range).collect()))
 }
 
 fn each(first: &TensorInfo, pattern: &str, shape: &[u64], ck: &Checkpoint) -> Result<Data> {

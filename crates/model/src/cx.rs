@@ -44,6 +44,11 @@ impl Cx<'_> {
         self.dev.run(Op::RmsNorm { out, x, w, eps })?;
         Ok(out)
     }
+    /// The same into a view.
+    pub fn rms_norm_to(&mut self, out: View, x: View, w: WId, eps: f32) -> Result<()> {
+        let w = Some(self.w.vec(w)?);
+        Ok(self.dev.run(Op::RmsNorm { out, x, w, eps })?)
+    }
     /// The same in place.
     pub fn rms_norm_in(&mut self, x: View, w: WId, eps: f32) -> Result<()> {
         let w = Some(self.w.vec(w)?);
@@ -97,14 +102,21 @@ impl Cx<'_> {
     }
     /// Causal attention over the layer's history into new room `[n, heads, d]`.
     pub fn attention(&mut self, layer: u32, r: &Rows, q: View, scale: f32) -> Result<View> {
-        self.attend(layer, r, q, &Attn { scale, window: None, sinks: None })
+        self.attend(layer, r, q, &Attn { scale, ..Attn::FULL })
     }
-    /// The same with a window or with sinks.
+    /// The same with a window, with sinks, or without the first positions.
     pub fn attend(&mut self, layer: u32, r: &Rows, q: View, a: &Attn) -> Result<View> {
         let (st, sinks) = (self.st.view(layer)?, self.vec(a.sinks)?);
         let out = self.take(q.rows, q.width())?.heads(q.heads);
-        let Attn { scale, window, .. } = *a;
-        self.dev.run(Op::Attention { out, q, st, rows: *r, scale, window, sinks })?;
+        let Attn { scale, window, since, .. } = *a;
+        self.dev.run(Op::Attention { out, q, st, rows: *r, scale, window, since, sinks })?;
+        Ok(out)
+    }
+    /// Each row's predecessor in its sequence into new room; the rows go to the layer's slots.
+    pub fn shift(&mut self, layer: u32, r: &Rows, x: View) -> Result<View> {
+        let st = self.st.rec(layer)?;
+        let out = self.take(x.rows, x.cols)?;
+        self.dev.run(Op::Shift { out, x, st, rows: *r })?;
         Ok(out)
     }
     /// `x *= act(g)`.
@@ -216,8 +228,15 @@ pub struct Attn {
     pub scale: f32,
     /// Positions a row sees, itself included; all of them where absent.
     pub window: Option<u32>,
+    /// The first position that later ones see.
+    pub since: u32,
     /// One more logit per head, whose share is dropped.
     pub sinks: Option<WId>,
+}
+
+impl Attn {
+    /// Every position seen, scores as they are.
+    pub const FULL: Attn = Attn { scale: 1.0, window: None, since: 0, sinks: None };
 }
 
 /// Inputs of a gated delta rule.

@@ -238,7 +238,7 @@ impl Family for Gemma3 {
             cx.rope(k, r.pos, rope)?;
             cx.append(l, r, k, v)?;
             let window = w.sliding.then_some(c.window);
-            let y = cx.attend(l, r, q, &Attn { scale: c.scale, window, sinks: None })?;
+            let y = cx.attend(l, r, q, &Attn { scale: c.scale, window, ..Attn::FULL })?;
             let y = cx.linear(y.flat(), w.o, r.class)?;
             cx.rms_norm_in(y, w.post_attn, c.eps)?;
             cx.add(x, y)

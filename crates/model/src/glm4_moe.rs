@@ -273,7 +273,7 @@ impl Family for Glm4Moe {
             cx.rope(k, r.pos, &c.rope)?;
             cx.append(l, r, k, v)?;
             let scale = (c.head_dim as f32).powf(-0.5);
-            let y = cx.attend(l, r, q, &Attn { scale, window: None, sinks: None })?;
+            let y = cx.attend(l, r, q, &Attn { scale, ..Attn::FULL })?;
             cx.linear_add(x, y.flat(), w.o, r.class)
         })
     }

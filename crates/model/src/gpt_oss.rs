@@ -215,7 +215,12 @@ impl Family for GptOss {
             cx.rope(k, r.pos, &c.rope)?;
             cx.append(l, r, k, v)?;
             let scale = (c.head_dim as f32).powf(-0.5);
-            let y = cx.attend(l, r, q, &Attn { scale, window: w.sliding.then_some(c.window), sinks: Some(w.sinks) })?;
+            let y = cx.attend(
+                l,
+                r,
+                q,
+                &Attn { scale, window: w.sliding.then_some(c.window), sinks: Some(w.sinks), ..Attn::FULL },
+            )?;
             cx.linear_add_bias(x, y.flat(), w.o.0, Some(w.o.1), r.class)
         })
     }

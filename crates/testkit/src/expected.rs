@@ -121,7 +121,8 @@ mod tests {
             assert_eq!(want.routing.is_some(), experts.is_some(), "{name}");
             if let Some(routing) = &want.routing {
                 let (k, e) = (number(&["num_experts_per_tok", "top_k_experts"]).unwrap(), experts.unwrap());
-                let dense = number(&["first_k_dense_replace"]).unwrap_or(0);
+                let listed = config.get("mlp_only_layers").and_then(|l| l.as_array()).map_or(0, Vec::len);
+                let dense = listed + number(&["first_k_dense_replace"]).unwrap_or(0);
                 assert_eq!(routing.experts.len(), 64);
                 for row in &routing.experts {
                     assert_eq!(row.len(), number(&["num_hidden_layers"]).unwrap() - dense);

@@ -171,7 +171,7 @@ impl Family for Gemma4 {
                 cx.append(l, r, k, v)?;
             }
             let window = of.sliding.then_some(c.window);
-            let y = cx.attend(of.history, r, q, &Attn { scale: 1.0, window, sinks: None })?;
+            let y = cx.attend(of.history, r, q, &Attn { window, ..Attn::FULL })?;
             let y = cx.linear(y.flat(), w.o, r.class)?;
             cx.rms_norm_in(y, w.post_attn, c.eps)?;
             cx.add(x, y)

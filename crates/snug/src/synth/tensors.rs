@@ -60,6 +60,12 @@ pub fn jobs(family: &dyn Family, format: Format, to: DType, tied: bool) -> Resul
     Ok(wanted.filter_map(|w| if format == Format::Gguf { gguf(w, to) } else { hf(w, to) }).collect())
 }
 
+/// A tensor that a checkpoint has and no family asks for.
+pub fn unused(name: String, shape: &[u64], to: DType) -> Job {
+    let k = *shape.last().unwrap_or(&1) as f32;
+    Job { new: NewTensor::new(name, to, shape), substituted: false, fill: Fill::Noise(1.0 / k.max(1.0).sqrt()) }
+}
+
 fn gguf(w: &Want, to: DType) -> Option<Job> {
     let place = w.gguf.first()?;
     if let Some(freqs) = &w.fallback {
@@ -67,12 +73,7 @@ fn gguf(w: &Want, to: DType) -> Option<Job> {
         let new = NewTensor::new(&*place.name, DType::F32, &w.shape);
         return Some(Job { new, substituted: false, fill: Fill::Values(by) });
     }
-    let mut shape = w.shape.clone();
-    match place.shape {
-        Lies::Half(0) => shape[1] *= 2,
-        Lies::Half(_) => return None,
-        _ => {}
-    }
+    let shape = stored(w, place)?;
     let (dtype, substituted) = match w.role {
         Role::Vector => (DType::F32, false),
         _ => choose(&place.name, &shape, DType::F32, to, &Vec::new()),
@@ -83,10 +84,22 @@ fn gguf(w: &Want, to: DType) -> Option<Job> {
 /// Experts are stacked, gate and up in one tensor, as newer checkpoints have them.
 fn hf(w: &Want, to: DType) -> Option<Job> {
     let place = w.hf.iter().find(|p| p.shape != Lies::Each)?;
+    let mut shape = stored(w, place)?;
+    let name = place.name.replace('~', "model.");
+    if name.ends_with("conv1d.weight") {
+        // A depthwise convolution: one input channel for each output channel.
+        shape.insert(1, 1);
+    }
+    Some(Job { new: NewTensor::new(name, to, &shape), substituted: false, fill: fill(w, &place.canon) })
+}
+
+/// The shape of the tensor that a parameter lies in, `None` where another parameter brings it.
+fn stored(w: &Want, place: &Place) -> Option<Vec<u64>> {
     let mut shape = w.shape.clone();
     match place.shape {
         Lies::Half(0) => shape[1] *= 2,
-        Lies::Half(_) | Lies::Turned { first: 1.., .. } => return None,
+        Lies::Groups(g) if g.rows[0].0 == 0 => shape[0] = g.count as u64 * g.of as u64,
+        Lies::Half(_) | Lies::Groups(_) | Lies::Turned { first: 1.., .. } => return None,
         Lies::Turned { of, .. } => shape = vec![shape[0], shape[2], of as u64 * shape[1]],
         Lies::Whole | Lies::Each => {}
     }
@@ -95,12 +108,7 @@ fn hf(w: &Want, to: DType) -> Option<Job> {
         Canon::Every { .. } => return None,
         _ => {}
     }
-    let name = place.name.replace('~', "model.");
-    if name.ends_with("conv1d.weight") {
-        // A depthwise convolution: one input channel for each output channel.
-        shape.insert(1, 1);
-    }
-    Some(Job { new: NewTensor::new(name, to, &shape), substituted: false, fill: fill(w, &place.canon) })
+    Some(shape)
 }
 
 /// Matrices keep the size of what they are given (a deviation of `1 / sqrt(k)`), norms are 1, biases small.
