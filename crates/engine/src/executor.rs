@@ -310,8 +310,10 @@ impl Executor {
             let paid = self.ledger.reserve(Tier::Host, Class::Workspace, "predictions", bytes)?;
             let out = View::dense(self.dev.alloc(paid)?, Act::F32, n, vocab);
             self.dev.step_begins(RowClass::Many);
-            let append = self.state.reserve(self.dev.as_mut(), RowClass::Many, &[Span { seq, ids: part }])?;
+            let spans = [Span { seq, ids: part }];
+            let append = self.state.reserve(self.dev.as_mut(), RowClass::Many, &spans)?;
             let rows = self.state.rows(&append, 0..n)?;
+            let side = self.side.as_mut().map(|s| s.fill(self.dev.as_mut(), &spans)).transpose()?;
             self.dev.write_i32(self.pick.rows(0, n), &(0..n as i32).collect::<Vec<_>>())?;
             let (resident, own) = self.weights.split();
             let p = Pass {
@@ -320,6 +322,7 @@ impl Executor {
                 state: &self.state,
                 rows: &rows,
                 pick: Some(self.pick.rows(0, n)),
+                side,
                 graph: false,
                 drafter: Some(drafter),
                 foretold: Some(out),
