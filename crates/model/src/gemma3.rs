@@ -112,6 +112,7 @@ impl Config {
         c.require(n_heads.is_multiple_of(n_kv_heads), kv.0, kv.1, n_kv_heads, "it must divide the number of heads");
         let head_dim = c.count_or("head_dim", "attention.key_length", 256);
         c.require(head_dim.is_multiple_of(2), "head_dim", "attention.key_length", head_dim, "it must be even");
+        c.width(u64::from(n_heads) * u64::from(head_dim), "num_attention_heads", "attention.head_count");
         let inner = c.count("intermediate_size", "feed_forward_length");
         let window = c.count("sliding_window", "attention.sliding_window");
         let eps = c.opt_f32("rms_norm_eps", "attention.layer_norm_rms_epsilon").unwrap_or(1e-6);

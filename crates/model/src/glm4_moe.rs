@@ -113,6 +113,7 @@ impl Config {
         c.require(n_heads.is_multiple_of(n_kv_heads), kv.0, kv.1, n_kv_heads, "it must divide the number of heads");
         let head_dim = c.count_or("head_dim", "attention.key_length", 128);
         c.require((2..=1 << 16).contains(&head_dim), "head_dim", "attention.key_length", head_dim, "2 to 65536 can be");
+        c.width(u64::from(n_heads) * u64::from(head_dim), "num_attention_heads", "attention.head_count");
         let eps = c.positive("rms_norm_eps", "attention.layer_norm_rms_epsilon");
         let part = ["rope_parameters.partial_rotary_factor", "partial_rotary_factor"];
         let part = part.iter().find_map(|k| c.hf(k)).and_then(|v| v.as_f64()).unwrap_or(0.5);
@@ -121,6 +122,7 @@ impl Config {
         let width = c.count("intermediate_size", "feed_forward_length");
         let inner = c.count("moe_intermediate_size", "expert_feed_forward_length");
         let beside = c.opt_u32("n_shared_experts", "expert_shared_count").unwrap_or(1);
+        c.width(u64::from(beside) * u64::from(inner), "n_shared_experts", "expert_shared_count");
         let gating = c.opt_u32("", "expert_gating_func").unwrap_or(SIGMOID);
         c.require(gating == SIGMOID, "", "expert_gating_func", gating, "only 2 (sigmoid) is known here");
         // GGUF files have the tensors where the model has them.
@@ -133,7 +135,7 @@ impl Config {
         let rotation = Rope::read(c, theta, dims)?;
         let rope = w.rope(&rotation, Pairing::Half);
         let moe = Moe { experts, inner, router, bias: ExpertBias::default(), glu: Glu::Swiglu };
-        let (dense, shared) = ((leading, width), beside * inner);
+        let (dense, shared) = ((leading, width), beside.saturating_mul(inner));
         Ok(Config { n_heads, n_kv_heads, head_dim, eps, biased, head_norms, rotation, rope, dense, moe, shared })
     }
 }

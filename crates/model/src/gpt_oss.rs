@@ -115,6 +115,7 @@ impl Config {
         let head_dim = c.count_or("head_dim", "attention.key_length", 64);
         let even = head_dim.is_multiple_of(2);
         c.require(even, "head_dim", "attention.key_length", head_dim, "it must be even");
+        c.width(u64::from(n_heads) * u64::from(head_dim), "num_attention_heads", "attention.head_count");
         let inner = c.count("intermediate_size", "expert_feed_forward_length");
         let window = c.count("sliding_window", "attention.sliding_window");
         let eps = c.positive("rms_norm_eps", "attention.layer_norm_rms_epsilon");

@@ -70,6 +70,8 @@ impl Config {
         let layers = layers(c, spec, n_heads, shared);
         let moe = mixture(c);
         let width = c.opt_u32("hidden_size_per_layer_input", "embedding_length_per_layer_input").filter(|&n| n > 0);
+        let all = u64::from(width.unwrap_or(0)) * u64::from(spec.n_layers);
+        c.width(all, "hidden_size_per_layer_input", "embedding_length_per_layer_input");
         let vocab = c.opt_u32("vocab_size_per_layer_input", "").unwrap_or(spec.vocab);
         let per_layer = width.map(|width| PerLayerSize { width, vocab });
         let embed_scale = gemma::root(c, spec.hidden);
@@ -139,6 +141,7 @@ fn layers(c: &Keys, spec: &Spec, n_heads: u32, shared: u32) -> Vec<OfLayer> {
         c.require(whole, kv.0, kv.1, n_kv_heads, "it must divide the number of heads");
         let even = head_dim.is_multiple_of(2) && head_dim > 0;
         c.require(even, "head_dim", "attention.key_length", head_dim, "it must be even");
+        c.width(u64::from(n_heads) * u64::from(head_dim), "num_attention_heads", "attention.head_count");
         let before = (0..first).rev().find(|&j| kinds[j as usize] == sliding);
         let lonely = l >= first && before.is_none();
         c.require(
