@@ -200,6 +200,12 @@ impl Family for GptOss {
             out.set(&key(name), value);
         }
         out.set(&key("attention.layer_norm_rms_epsilon"), c.eps);
+        // Files of the published models have no keys for these.
+        if let Glu::SwigluClamped { limit, alpha } = c.moe.glu
+            && (limit, alpha) != (LIMIT, ALPHA)
+        {
+            out.set(&key("swiglu_limit"), limit).set(&key("swiglu_alpha"), alpha);
+        }
         c.rotation.export(ARCH, out);
     }
     fn embed(&self, cx: &mut Cx, r: &Rows, x: &mut Carry) -> Result<()> {

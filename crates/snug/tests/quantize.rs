@@ -56,7 +56,7 @@ fn coarser_types_are_further_from_f32_in_the_order_of_their_bits() {
         let (q8, q5, q4, mx) = (error("q8_0"), error("q5_0"), error("q4_0"), error("mxfp4"));
         assert!(q8 < q5 && q5 < q4 && q4 < mx, "{name}: {q8} {q5} {q4} {mx}");
         // The weights of tiny models are boosted so that mistakes show, and so does rounding.
-        assert!(q8 < 0.1, "{name}: eight bits are off by {q8}");
+        assert!(q8 < 0.2, "{name}: eight bits are off by {q8}");
     }
 }
 
