@@ -97,7 +97,8 @@ impl SideRows {
         let table = bounds.iter().find(|b| b.id == side.table);
         let missing = || weights::Error::NotLoaded("the table of per-layer embeddings".into());
         let reader = RowReader::new(ck, table.ok_or_else(missing)?)?;
-        let paid = ledger.reserve_planned(Tier::Host, Class::Workspace, "per-layer embeddings", side_bytes(family, plan))?;
+        let paid =
+            ledger.reserve_planned(Tier::Host, Class::Workspace, "per-layer embeddings", side_bytes(family, plan))?;
         let to = View::dense(dev.alloc(paid)?, Act::F32, limits(plan).rows, side.width);
         Ok(Some(SideRows { reader, to, ids: Vec::new(), values: Vec::new() }))
     }

@@ -175,7 +175,8 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
     let beside = beside_bytes(of.family, &p);
     p.kv_bytes = bytes.kv.saturating_add(beside.kv);
     p.state_bytes = bytes.state.saturating_add(beside.state);
-    p.row_bytes = bytes.rows.saturating_add(beside.rows).saturating_add(pick_bytes(&p)).saturating_add(side_bytes(of.family, &p));
+    p.row_bytes =
+        bytes.rows.saturating_add(beside.rows).saturating_add(pick_bytes(&p)).saturating_add(side_bytes(of.family, &p));
     for kv in [&p.kv, &p.beside].into_iter().filter(|kv| !kv.is_empty()) {
         let x = measure(of, &p, kv, ask.logit_rows)?;
         p.workspace = RegionSizes { step: p.workspace.step.max(x.step), carry: p.workspace.carry.max(x.carry) };
