@@ -13,7 +13,7 @@ use crate::{ByteRange, Error, FileId, Meta, Result, Source, TensorInfo, locate};
 #[derive(Debug)]
 pub struct Checkpoint {
     meta: Meta,
-    files: Vec<Stored>,
+    files: Vec<Arc<Stored>>,
     tensors: Vec<TensorInfo>,
     index: HashMap<Arc<str>, usize>,
     scheme: Scheme,
@@ -36,6 +36,7 @@ impl Checkpoint {
     pub(crate) fn gguf(files: Vec<Stored>, meta: Meta, tensors: Vec<TensorInfo>) -> Self {
         let index = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
         let scheme = Scheme::of(meta.config());
+        let files = files.into_iter().map(Arc::new).collect();
         Self { meta, files, tensors, index, scheme, vision: Vec::new() }
     }
 
@@ -83,6 +84,15 @@ impl Checkpoint {
             return Err(Error::Shrunk { file: name, off: r.off, want: r.len, have: dst.len() as u64 });
         }
         file.read_at(r.off, dst)
+    }
+
+    /// The file of a range, for reading it when this checkpoint is gone.
+    ///
+    /// # Errors
+    /// [`Error::Shrunk`] when the range is not one of this checkpoint.
+    pub fn reader(&self, r: ByteRange) -> Result<Reader> {
+        let file = self.files.get(r.file.0 as usize).cloned();
+        file.map(Reader).ok_or_else(|| self.foreign(r))
     }
 
     /// Checks that a tensor can be decoded, so that a format without a decoder is refused by name before anything is read.
@@ -140,15 +150,28 @@ impl Checkpoint {
 
     /// Which files these were when they were opened. For bytes in memory a checksum is computed.
     pub fn identity(&self) -> FileIds {
-        FileIds(self.files.iter().map(Stored::stamp).collect())
+        FileIds(self.files.iter().map(|f| f.stamp()).collect())
     }
 
     fn file(&self, r: ByteRange) -> Result<&Stored> {
-        self.files.get(r.file.0 as usize).ok_or_else(|| Error::Shrunk {
-            file: self.meta.file().into(),
-            off: r.off,
-            want: r.len,
-            have: 0,
-        })
+        self.files.get(r.file.0 as usize).map(Arc::as_ref).ok_or_else(|| self.foreign(r))
+    }
+
+    fn foreign(&self, r: ByteRange) -> Error {
+        Error::Shrunk { file: self.meta.file().into(), off: r.off, want: r.len, have: 0 }
+    }
+}
+
+/// An open file of a checkpoint. Several threads may read it at once.
+#[derive(Clone, Debug)]
+pub struct Reader(Arc<Stored>);
+
+impl Reader {
+    /// Fills `dst` from byte `off` of the file on.
+    ///
+    /// # Errors
+    /// [`Error::Shrunk`] when the file has become shorter, [`Error::Io`].
+    pub fn read_at(&self, off: u64, dst: &mut [u8]) -> Result<()> {
+        self.0.read_at(off, dst)
     }
 }

@@ -83,9 +83,10 @@ fn at(want: &Want, place: &Place, name: &str, ck: &Checkpoint) -> Result<Option<
         _ => (want.shape[want.shape.len() - 2] as u32, want.shape[want.shape.len() - 1] as u32),
     };
     let data = match place.shape {
-        Lies::Whole => whole(info, &want.shape)?,
+        Lies::Whole => whole(info, &want.shape, place.canon.stored())?,
         Lies::Half(half) => halves(info, &want.shape, half)?,
         Lies::Each => each(info, name, &want.shape, ck)?,
+        Lies::Turned { first, of } => turned(info, &want.shape, first, of)?,
         Lies::Groups(g) => grouped(info, &want.shape, g)?,
     };
     Ok(Some(Bound {
@@ -113,8 +114,11 @@ fn expect_shape(info: &TensorInfo, wanted: &[u64]) -> Result<()> {
     Err(Error::TensorShape { name: info.name.to_string(), found: info.shape.to_vec(), wanted: wanted.to_vec() })
 }
 
-fn whole(info: &TensorInfo, shape: &[u64]) -> Result<Data> {
-    expect_shape(info, shape)?;
+/// `stored` elements lie there for each one that is wanted.
+fn whole(info: &TensorInfo, shape: &[u64], stored: usize) -> Result<Data> {
+    let mut there = shape.to_vec();
+    there.last_mut().into_iter().for_each(|k| *k *= stored as u64);
+    expect_shape(info, &there)?;
     let step = if shape.len() == 3 { info.at.len / shape[0] } else { 0 };
     Ok(Data::Whole { range: info.at, first: 0, step })
 }
@@ -123,6 +127,14 @@ fn halves(info: &TensorInfo, shape: &[u64], half: u8) -> Result<Data> {
     expect_shape(info, &[shape[0], 2 * shape[1], shape[2]])?;
     let step = info.at.len / shape[0];
     Ok(Data::Whole { range: info.at, first: step / 2 * half as u64, step })
+}
+
+fn turned(info: &TensorInfo, shape: &[u64], first: u32, of: u32) -> Result<Data> {
+    expect_shape(info, &[shape[0], shape[2], of as u64 * shape[1]])?;
+    if matches!(info.dtype, DType::Block(_)) {
+        return Err(Error::TensorType { name: info.name.to_string(), dtype: format!("{}, transposed", info.dtype) });
+    }
+    Ok(Data::Turned { range: info.at, first, of })
 }
 
 fn grouped(info: &TensorInfo, shape: &[u64], g: Groups) -> Result<Data> {

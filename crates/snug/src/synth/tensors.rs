@@ -109,11 +109,11 @@ fn gguf(w: &Want, to: DType) -> Option<Job> {
         let new = NewTensor::new(&*place.name, DType::F32, &w.shape);
         return Some(Job { new, substituted: false, fill: Fill::Values(by) });
     }
+    let shape = stored(w, place)?;
     let (dtype, substituted) = match w.role {
         Role::Vector => (DType::F32, false),
-        _ => choose(&place.name, &w.shape, DType::F32, to, &Vec::new()),
+        _ => choose(&place.name, &shape, DType::F32, to, &Vec::new()),
     };
-    let shape = stored(w, place)?;
     Some(Job { new: NewTensor::new(&*place.name, dtype, &shape), substituted, fill: fill(w, &place.canon) })
 }
 
@@ -173,8 +173,14 @@ fn stored(w: &Want, place: &Place) -> Option<Vec<u64>> {
     match place.shape {
         Lies::Half(0) => shape[1] *= 2,
         Lies::Groups(g) if g.rows[0].0 == 0 => shape[0] = g.count as u64 * g.of as u64,
-        Lies::Half(_) | Lies::Groups(_) => return None,
+        Lies::Half(_) | Lies::Groups(_) | Lies::Turned { first: 1.., .. } => return None,
+        Lies::Turned { of, .. } => shape = vec![shape[0], shape[2], of as u64 * shape[1]],
         Lies::Whole | Lies::Each => {}
+    }
+    match place.canon {
+        Canon::Every { first: 0, of } => shape.last_mut().into_iter().for_each(|k| *k *= of as u64),
+        Canon::Every { .. } => return None,
+        _ => {}
     }
     Some(shape)
 }
