@@ -107,10 +107,13 @@ impl Weights {
                 return Ok(Planes::one(meter.imagine(b.loaded_bytes())));
             }
             let count = if let Role::Experts { count, .. } = b.role { count as u64 } else { 1 };
+            // Rows in turn with those of another matrix reach as far as both.
+            let reach = b.side.as_ref().map_or(1, |s| s.row_step as u64);
             let mut planes = Planes::default();
             for i in (0..PLANES).filter(|&i| b.plane(i).is_some()) {
-                planes.step[i] = if count > 1 { b.plane_bytes(i) } else { 0 };
-                planes.bufs[i] = Some(meter.imagine(b.plane_bytes(i) * count));
+                let bytes = b.plane_bytes(i) * reach;
+                planes.step[i] = if count > 1 { bytes } else { 0 };
+                planes.bufs[i] = Some(meter.imagine(bytes * count));
             }
             Ok(planes)
         })
