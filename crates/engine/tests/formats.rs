@@ -310,3 +310,37 @@ fn stacked_experts_of_mlx() {
     write(&dir.path().join("floats"), &model.config, &floats);
     compare(dir.path(), "stacked");
 }
+
+/// gpt-oss as it is published: blocks of rows, gate and up row by row in turn, where float checkpoints are transposed.
+#[test]
+fn gpt_oss_in_its_own_format() {
+    for name in ["gpt_oss-a", "gpt_oss-b"] {
+        let model = testkit::model(name).unwrap();
+        let (mut packed, mut floats) = (Vec::new(), Vec::new());
+        for t in &model.tensors {
+            let shape: Vec<u64> = t.shape.iter().map(|&d| d as u64).collect();
+            let mut values = t.values(model.seed);
+            if t.name.ends_with("experts.gate_up_proj") || t.name.ends_with("experts.down_proj") {
+                let [e, k, n] = [t.shape[0], t.shape[1], t.shape[2]];
+                let turned = |v: &[f32], k: usize, n: usize| -> Vec<f32> {
+                    let one = |m: &[f32]| {
+                        (0..n).flat_map(|i| m[i..].iter().step_by(n).copied().collect::<Vec<_>>()).collect::<Vec<_>>()
+                    };
+                    v.chunks(k * n).flat_map(one).collect()
+                };
+                let rows = turned(&values, k, n);
+                let (parts, decoded) = parts(Scheme::GptOss, &t.name, &[e as u64, n as u64, k as u64], &rows);
+                packed.extend(parts);
+                values = turned(&decoded, n, k);
+            } else {
+                packed.push(plain(t, &shape, &values));
+            }
+            floats.push(plain(t, &shape, &values));
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (key, value) = Scheme::GptOss.config();
+        write(&dir.path().join("packed"), &with(model.config.clone(), key, value), &packed);
+        write(&dir.path().join("floats"), &model.config, &floats);
+        compare(dir.path(), name);
+    }
+}

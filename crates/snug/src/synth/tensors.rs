@@ -136,7 +136,12 @@ fn planes(job: Job, s: Scheme, w: &Want) -> Vec<Job> {
         .first()
         .is_some_and(|p| choose(&p.name, &w.shape, DType::F32, DType::BF16, &Vec::new()).0 != DType::BF16);
     let (Fill::Noise(std), false, true) = (&job.fill, kept, s.takes(w)) else { return vec![job] };
-    let Some(parts) = s.tensors(&job.new.name, &job.new.shape) else { return vec![Job { substituted: true, ..job }] };
+    let mut shape = job.new.shape.to_vec();
+    if w.hf.iter().any(|p| matches!(p.shape, Lies::Turned { .. })) {
+        // Only floats are transposed.
+        shape[1..].reverse();
+    }
+    let Some(parts) = s.tensors(&job.new.name, &shape) else { return vec![Job { substituted: true, ..job }] };
     let one = |(plane, new)| Job { new, substituted: false, fill: Fill::Plane(s, plane, *std) };
     parts.into_iter().map(one).collect()
 }
