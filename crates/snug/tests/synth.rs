@@ -95,17 +95,19 @@ fn formats_of_several_planes_give_sane_logits() {
         (hf, "mxfp4", "MXFP4 planes"),
     ] {
         for geometry in ["smollm2-135m", "qwen3.6-35b-a3b", "gpt-oss-20b"] {
-            // gpt-oss is published in its own format alone, dense models are not.
-            if (to == "mxfp4") == (geometry == "smollm2-135m") || (to != "mxfp4" && geometry == "gpt-oss-20b") {
+            // Dense models are not published in gpt-oss' format, and gpt-oss in no other.
+            let (own, gpt_oss) = (to == "mxfp4", geometry == "gpt-oss-20b");
+            if own != gpt_oss && (gpt_oss || geometry == "smollm2-135m") {
                 continue;
             }
             let out = dir.path().join(format!("{geometry}-{to}"));
-            let resize = Resize { layers: Some(4), experts: geometry.contains("-a3b").then_some(4), vocab: Some(512) };
+            let wide = Resize { layers: Some(2), experts: Some(2), vocab: Some(512) };
+            let resize = if gpt_oss { wide } else { small(geometry, to).resize };
             write(&out, &Options { format, resize, ..small(geometry, to) });
             sane(&logits(&out), &format!("{geometry} {to}"));
             let ck = checkpoint::Checkpoint::open(out.clone()).unwrap();
             let stored = ck.matrices().into_iter().filter(|m| m.format.to_string() == says).count();
-            assert!(stored >= 8, "{geometry} {to}: {stored} matrices are {says}");
+            assert!(stored >= 4, "{geometry} {to}: {stored} matrices are {says}");
             std::fs::remove_dir_all(&out).unwrap();
         }
     }
