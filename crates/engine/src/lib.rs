@@ -13,6 +13,7 @@ mod generate;
 pub mod machine;
 mod mask;
 pub mod open;
+pub mod perplexity;
 pub mod plan;
 mod sampler;
 
@@ -22,6 +23,6 @@ pub use error::{Error, Result};
 pub use executor::{Executor, Wanted};
 pub use generate::{Answer, Event, Finish, Request, generate};
 pub use open::{Model, OpenOptions};
-pub use plan::{Ask, Backend, Refusal, plan};
+pub use plan::{Ask, Backend, Context, Refusal, plan};
 pub use sampler::{Choice, Logprob, Sampler, Sampling, argmax};
 pub use state::SeqId;

@@ -12,6 +12,8 @@ pub mod backend;
 mod chat;
 pub mod fault;
 pub mod frames;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod http;
 mod ids;
 mod info;

@@ -19,6 +19,8 @@ use crate::info::blocking;
 use crate::pump;
 use crate::wire::Wire;
 
+pub use parse::request as read;
+
 /// `POST /v1/messages`.
 pub async fn create(
     State(app): State<Arc<App>>,

@@ -20,6 +20,8 @@ use crate::fault::{Fault, Kind};
 use crate::http::{conn::Conn, read_body};
 use crate::pump;
 
+pub use parse::request as read;
+
 /// `POST /v1/responses`.
 pub async fn create(
     State(app): State<Arc<App>>,

@@ -222,7 +222,11 @@ fn calls() -> Vec<(&'static str, &'static str, Vec<(&'static str, Value)>)> {
             both(),
         ),
         (
+<<<<<<< HEAD
             "qwen3.5",
+=======
+            "qwen35",
+>>>>>>> m
             "<tool_call>\n<function=now>\n</function>\n</tool_call>\n<tool_call>\n<function=put>\n<parameter=text>\n😀 \"q\" \\ \n\n</parameter>\n<parameter=n>\n7\n</parameter>\n<parameter=id>\n007\n</parameter>\n</function>\n</tool_call>",
             both(),
         ),

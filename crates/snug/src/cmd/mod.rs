@@ -5,8 +5,11 @@ mod bench;
 mod chat;
 mod doctor;
 mod inspect;
+mod launch;
 mod list;
 mod logits;
+mod perplexity;
+mod plan;
 mod profile;
 mod quantize;
 mod run;
@@ -33,9 +36,12 @@ pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
         Command::Tokenize(a) => tokenize::run(&a),
         Command::Quantize(a) => quantize::run(&a),
         Command::Synth(a) => synth::run(&a),
+        Command::Launch(a) => launch::run(&a),
         Command::Doctor(a) => doctor::run(&a),
         Command::List(a) => list::run(&a),
         Command::Bench(a) => bench::run(&a, v),
+        Command::Plan(a) => plan::run(&a),
+        Command::Perplexity(a) => perplexity::run(&a, v),
         Command::Serve(a) => serve::run(&a, v),
     }
 }
