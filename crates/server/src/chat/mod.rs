@@ -17,11 +17,8 @@ use crate::fault::Fault;
 use crate::http::{conn::Conn, read_body};
 use crate::pump;
 
-<<<<<<< HEAD
-=======
 pub use complete::request as read_completion;
 pub use parse::request as read;
->>>>>>> m
 pub use parse::{chosen, format, parsed, reasoning, tool, tool_choice, with_effort};
 pub use render::finite;
 

@@ -19,11 +19,7 @@ fn fragments(dialect: &str) -> &'static [&'static str] {
             "<think>",
             "</think>",
         ],
-<<<<<<< HEAD
         "qwen3.5" => &[
-=======
-        "qwen35" => &[
->>>>>>> m
             "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>",
             "<tool_call>",
             "<function=f>",
@@ -39,22 +35,14 @@ fn fragments(dialect: &str) -> &'static [&'static str] {
             "<think>",
             "</think>",
         ],
-<<<<<<< HEAD
         "deepseek-v4" => &[
-=======
-        "deepseek_v4" => &[
->>>>>>> m
             "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"a\" string=\"true\">x</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
             "<｜DSML｜invoke",
             "｜DSML｜",
             "<think>",
             "</think>",
         ],
-<<<<<<< HEAD
         "minimax-m2" => &[
-=======
-        "minimax_m2" => &[
->>>>>>> m
             "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"a\">x</parameter>\n</invoke>\n</minimax:tool_call>",
             "<minimax:tool_call>",
             "<invoke",
@@ -166,7 +154,6 @@ macro_rules! every {
     };
 }
 
-<<<<<<< HEAD
 every! {
     qwen3 "qwen3"
     qwen35 "qwen3.5"
@@ -178,14 +165,4 @@ every! {
     llama "llama"
     harmony "harmony"
     plain "plain"
-=======
-every! { qwen3 qwen35 glm deepseek_v4 minimax_m2 gemma4 mistral llama harmony plain }
-
-#[test]
-fn every_dialect_has_its_cases() {
-    let have =
-        ["qwen3", "qwen35", "glm", "deepseek_v4", "minimax_m2", "gemma4", "mistral", "llama", "harmony", "plain"];
-    let mut missing = text::dialect::Dialect::names().filter(|n| !have.contains(n));
-    assert_eq!(missing.next(), None);
->>>>>>> m
 }
