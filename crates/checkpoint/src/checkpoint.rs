@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::matrix::Scheme;
 use crate::meta::Hf;
+use crate::safetensors::Parsed;
 use crate::source::{Bytes, FileIds, Stored};
 use crate::{ByteRange, Error, FileId, Meta, Result, Source, TensorInfo, locate};
 
@@ -15,6 +17,8 @@ pub struct Checkpoint {
     files: Vec<Stored>,
     tensors: Vec<TensorInfo>,
     index: HashMap<Arc<str>, usize>,
+    scheme: Scheme,
+    written_by: Option<String>,
     vision: Vec<PathBuf>,
 }
 
@@ -33,7 +37,8 @@ impl Checkpoint {
 
     pub(crate) fn gguf(files: Vec<Stored>, meta: Meta, tensors: Vec<TensorInfo>) -> Self {
         let index = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
-        Self { meta, files, tensors, index, vision: Vec::new() }
+        let scheme = Scheme::of(meta.config());
+        Self { meta, files, tensors, index, scheme, written_by: None, vision: Vec::new() }
     }
 
     pub(crate) fn beside(self, vision: Vec<PathBuf>) -> Self {
@@ -45,13 +50,19 @@ impl Checkpoint {
         &self.vision
     }
 
-    pub(crate) fn hf(files: Vec<Stored>, tensors: Vec<TensorInfo>, hf: Hf, dir: &Path) -> Self {
-        Self::gguf(files, Meta::for_hf(dir.display().to_string().into(), hf), tensors)
+    pub(crate) fn hf(files: Vec<Stored>, parsed: Parsed, hf: Hf, dir: &Path) -> Self {
+        let meta = Meta::for_hf(dir.display().to_string().into(), hf);
+        Self { written_by: parsed.format, ..Self::gguf(files, meta, parsed.tensors) }
     }
 
     /// What the checkpoint says about itself.
     pub fn meta(&self) -> &Meta {
         &self.meta
+    }
+
+    /// Whether MLX wrote it: some of its models keep tensors in another form than others do.
+    pub fn written_by_mlx(&self) -> bool {
+        self.written_by.as_deref() == Some("mlx")
     }
 
     /// A tensor by name.
@@ -103,7 +114,17 @@ impl Checkpoint {
         t.dtype.decode(&bytes, dst).map_err(self.named(t))
     }
 
-    fn named(&self, t: &TensorInfo) -> impl Fn(Error) -> Error {
+    /// The same with another configuration's settings of quantisation.
+    pub(crate) fn with_config(self, config: Option<&serde_json::Value>) -> Self {
+        Self { scheme: Scheme::of(config), ..self }
+    }
+
+    /// What the configuration says about quantisation.
+    pub(crate) fn scheme(&self) -> &Scheme {
+        &self.scheme
+    }
+
+    pub(crate) fn named(&self, t: &TensorInfo) -> impl Fn(Error) -> Error {
         let file = self.files.get(t.at.file.0 as usize).map_or_else(|| self.meta.file().into(), |f| f.name.clone());
         let tensor = t.name.to_string();
         move |e| Error::Tensor { file: file.clone(), tensor: tensor.clone(), why: e.to_string() }

@@ -122,8 +122,8 @@ impl Executor {
         let workspace = ledger.reserve_planned(Tier::Host, Class::Workspace, "workspace", arena)?;
         let leased = |c: Component| plan.weights.iter().any(|w| w.component == c && w.residency == Residency::Leased);
         let weights = Weights::open(ck, bounds, |c| !leased(c), &ledger, dev.as_mut(), on_progress)?;
-        let mut history =
-            |kv: &[KvSpec]| State::new(&streams(family.as_ref(), &plan, kv), limits(&plan), &ledger, dev.as_mut());
+        let all = |kv: &[KvSpec]| streams(family.as_ref(), kv, plan.draft);
+        let mut history = |kv: &[KvSpec]| State::new(&all(kv), limits(&plan), &ledger, dev.as_mut());
         let state = history(&plan.kv)?;
         let beside = if plan.beside.is_empty() { None } else { Some(history(&plan.beside)?) };
         let paid = ledger.reserve_planned(Tier::Host, Class::Workspace, "row choice", pick_bytes(&plan))?;

@@ -168,7 +168,7 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         allowance: 0,
         guard: ask.guard,
     };
-    let decls = streams(of.family, &p, &p.kv);
+    let decls = streams(of.family, &p.kv, draft);
     p.slab_pages = state::slab_pages(&decls);
     p.kv_bytes_per_position = state::position_bytes(&decls);
     let bytes = State::bytes(&decls, limits(&p));
@@ -186,22 +186,21 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
 
 /// Bytes of the second history.
 fn beside_bytes(family: &dyn Family, p: &Plan) -> Bytes {
-    if p.beside.is_empty() { Bytes::default() } else { State::bytes(&streams(family, p, &p.beside), limits(p)) }
+    if p.beside.is_empty() { Bytes::default() } else { State::bytes(&streams(family, &p.beside, p.draft), limits(p)) }
+}
+
+/// What sequences keep in history of these formats, for the model and for its predictor where it drafts.
+pub fn streams(family: &dyn Family, kv: &[KvSpec], draft: u32) -> Vec<Decl> {
+    let mut all = family.state(kv);
+    if let (Some(d), Some(kv)) = (family.drafter().filter(|_| draft > 0), kv.last()) {
+        all.extend(d.state(kv));
+    }
+    all
 }
 
 /// The limits of the state that a plan describes.
 pub fn limits(p: &Plan) -> Limits {
     Limits { context: p.context, parallel: p.parallel, rows: p.chunk.max(p.few), few: p.few, slab_pages: p.slab_pages }
-}
-
-/// What sequences keep under a plan with history in the formats `kv`, for the model and for its predictor where it
-/// drafts.
-pub fn streams(family: &dyn Family, p: &Plan, kv: &[KvSpec]) -> Vec<Decl> {
-    let mut all = family.state(kv);
-    if let (Some(d), Some(kv)) = (family.drafter().filter(|_| p.draft > 0), kv.last()) {
-        all.extend(d.state(kv));
-    }
-    all
 }
 
 /// Bytes of the list of rows that give logits.
@@ -214,7 +213,7 @@ fn measure(of: Subject, p: &Plan, kv: &[KvSpec], logit_rows: u32) -> Result<Regi
     let mut meter = Meter::new(of.on.scratch, of.on.caps.clone());
     let mut weights = Weights::imagine(of.bounds, &mut meter)?;
     let endless = Ledger::new(&[(Tier::Host, u64::MAX)]);
-    let decls = streams(of.family, p, kv);
+    let decls = streams(of.family, kv, p.draft);
     let mut state = State::new(&decls, limits(p), &endless, &mut meter)?;
     for (class, n, wanted) in [(RowClass::Many, p.chunk, logit_rows), (RowClass::Few, p.few, p.few)] {
         let n = n.min(p.context);
@@ -228,13 +227,12 @@ fn measure(of: Subject, p: &Plan, kv: &[KvSpec], logit_rows: u32) -> Result<Regi
         let drafter = family.drafter().filter(|_| p.draft > 0);
         // Who wants the logits of every row may want the predictor's too.
         let all = drafter.is_some() && class == RowClass::Many && wanted >= n;
-        let vocab = family.spec().vocab;
+        let Spec { hidden, vocab, .. } = *family.spec();
         let bytes = n as u64 * vocab as u64 * 4;
         let foretold = all.then(|| View::dense(meter.imagine(bytes), Act::F32, n, vocab));
         let dry = Pass { family, resident, state: &state, rows: &rows, pick, graph: false, drafter, foretold };
         pass(&mut meter, dry, experts)?;
         if let Some(drafter) = drafter.filter(|_| class == RowClass::Few) {
-            let Spec { hidden, vocab, .. } = *family.spec();
             let behind = Behind { drafter, hidden, vocab, rows, id: rows.ids.rows(0, 1) };
             behind.draft(&mut meter, (resident, &state), 0, experts, &mut |_| None)?;
         }

@@ -2,8 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::family::Family;
+use crate::planes;
 use crate::want::{Groups, Lies, Place, Want};
-use checkpoint::{ByteRange, Checkpoint, Container, DType, TensorInfo};
+use checkpoint::{ByteRange, Checkpoint, Container, DType, Format, TensorInfo};
 use memory::Component;
 use weights::{Bound, Canon, Data, Role};
 
@@ -16,14 +17,16 @@ const ROOTS: [&str; 4] = ["model.", "model.language_model.", "language_model.mod
 /// # Errors
 /// [`Error::MissingTensors`], [`Error::TensorShape`], [`Error::TensorType`].
 pub fn bind(family: &dyn Family, ck: &Checkpoint) -> Result<Vec<Bound>> {
+    let adds_one = ck.written_by_mlx() && family.mlx_adds_one();
     let (mut bound, mut missing) = (Vec::new(), Vec::new());
     for want in family.tensors() {
-        match find(want, ck)? {
+        match find(want, ck)?.map(|b| as_written(b, adds_one)) {
             Some(b) => bound.push(b),
             None if want.optional => {}
             None => missing.push(want),
         }
     }
+    planes::used_once(&mut bound);
     let has_mtp = bound.iter().any(|b| b.component == Component::Mtp);
     missing.retain(|w| w.component != Component::Mtp || has_mtp);
     if missing.is_empty() {
@@ -32,6 +35,11 @@ pub fn bind(family: &dyn Family, ck: &Checkpoint) -> Result<Vec<Bound>> {
     let name = |w: &&Want| places(w, ck).first().map_or_else(String::new, |p| p.name.replace('~', "model."));
     let names = missing.iter().take(6).map(name).collect();
     Err(Error::MissingTensors { arch: family.spec().arch.clone(), count: missing.len(), names })
+}
+
+/// A norm that was stored around zero, unless whoever wrote the file added one to it.
+fn as_written(b: Bound, added_one: bool) -> Bound {
+    if added_one && b.canon == Canon::PlusOne { Bound { canon: Canon::Same, ..b } } else { b }
 }
 
 fn places<'w>(want: &'w Want, ck: &Checkpoint) -> &'w [Place] {
@@ -49,6 +57,11 @@ fn find(want: &Want, ck: &Checkpoint) -> Result<Option<Bound>> {
                 return Ok(Some(found));
             }
             if !place.name.contains('~') {
+                // Multimodal models of MLX keep everything under one more root.
+                let deeper = format!("language_model.{name}");
+                if let Some(found) = at(want, place, &deeper, ck)? {
+                    return Ok(Some(found));
+                }
                 break;
             }
         }
@@ -63,12 +76,16 @@ fn find(want: &Want, ck: &Checkpoint) -> Result<Option<Bound>> {
         dtype: DType::F32,
         data: Data::Values(v.clone()),
         canon: Canon::Same,
+        side: None,
     }))
 }
 
 fn at(want: &Want, place: &Place, name: &str, ck: &Checkpoint) -> Result<Option<Bound>> {
     let first = name.replace("{e}", "0");
-    let Some(info) = ck.tensor(&first) else { return Ok(None) };
+    let Some(m) = ck.matrix(&first)? else { return Ok(None) };
+    let (Format::Plain(_), Some(info)) = (m.format, &m.planes[0]) else {
+        return planes::bound(want, place, name, &m, ck).map(Some);
+    };
     if !info.dtype.decodable() {
         return Err(Error::TensorType { name: first, dtype: info.dtype.to_string() });
     }
@@ -92,10 +109,11 @@ fn at(want: &Want, place: &Place, name: &str, ck: &Checkpoint) -> Result<Option<
         dtype: info.dtype,
         data,
         canon: place.canon.clone(),
+        side: None,
     }))
 }
 
-fn squeeze(shape: &[u64]) -> Vec<u64> {
+pub(crate) fn squeeze(shape: &[u64]) -> Vec<u64> {
     shape.iter().copied().filter(|&d| d != 1).collect()
 }
 

@@ -95,6 +95,11 @@ pub trait Family: Send + Sync {
     fn tensors(&self) -> &[Want];
     /// What a sequence keeps, with `kv` for each layer's history.
     fn state(&self, kv: &[KvSpec]) -> Vec<Decl>;
+    /// Whether MLX's files of it have norms as they are multiplied with, where others have them around zero
+    /// ([`weights::Canon::PlusOne`]).
+    fn mlx_adds_one(&self) -> bool {
+        true
+    }
     /// Writes the configuration as GGUF keys, with the architecture's name there.
     fn export(&self, out: &mut Meta);
     /// What a row carries between layers.
