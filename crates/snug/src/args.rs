@@ -485,16 +485,14 @@ pub struct PlanArgs {
 
 /// `snug serve`.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "It speaks OpenAI's chat completions, completions and responses, and Anthropic's messages. Ctrl-C or SIGTERM
-lets requests that are here end first.
+#[command(after_help = "It speaks OpenAI's chat completions, completions and responses, and Anthropic's messages.
+Ctrl-C or SIGTERM lets requests that are here end first.
 
 Examples:
   snug serve
   snug serve smollm2 --port 9000
   snug serve smollm2 --host 0.0.0.0 --api-key secret
-  snug serve --backend script:answers.json"
-)]
+  snug serve --backend script:answers.json")]
 pub struct ServeArgs {
     #[arg(help = MODEL_HELP)]
     pub model: Option<String>,
