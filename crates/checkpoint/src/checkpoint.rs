@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::matrix::Scheme;
 use crate::meta::Hf;
 use crate::source::{Bytes, FileIds, Stored};
 use crate::{ByteRange, Error, FileId, Meta, Result, Source, TensorInfo, locate};
@@ -15,6 +16,7 @@ pub struct Checkpoint {
     files: Vec<Arc<Stored>>,
     tensors: Vec<TensorInfo>,
     index: HashMap<Arc<str>, usize>,
+    scheme: Scheme,
     vision: Vec<PathBuf>,
 }
 
@@ -33,8 +35,9 @@ impl Checkpoint {
 
     pub(crate) fn gguf(files: Vec<Stored>, meta: Meta, tensors: Vec<TensorInfo>) -> Self {
         let index = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
+        let scheme = Scheme::of(meta.config());
         let files = files.into_iter().map(Arc::new).collect();
-        Self { meta, files, tensors, index, vision: Vec::new() }
+        Self { meta, files, tensors, index, scheme, vision: Vec::new() }
     }
 
     pub(crate) fn beside(self, vision: Vec<PathBuf>) -> Self {
@@ -113,7 +116,17 @@ impl Checkpoint {
         t.dtype.decode(&bytes, dst).map_err(self.named(t))
     }
 
-    fn named(&self, t: &TensorInfo) -> impl Fn(Error) -> Error {
+    /// The same with another configuration's settings of quantisation.
+    pub(crate) fn with_config(self, config: Option<&serde_json::Value>) -> Self {
+        Self { scheme: Scheme::of(config), ..self }
+    }
+
+    /// What the configuration says about quantisation.
+    pub(crate) fn scheme(&self) -> &Scheme {
+        &self.scheme
+    }
+
+    pub(crate) fn named(&self, t: &TensorInfo) -> impl Fn(Error) -> Error {
         let file = self.files.get(t.at.file.0 as usize).map_or_else(|| self.meta.file().into(), |f| f.name.clone());
         let tensor = t.name.to_string();
         move |e| Error::Tensor { file: file.clone(), tensor: tensor.clone(), why: e.to_string() }

@@ -165,15 +165,28 @@ impl Executor {
         let absent = |r| matches!(r, Residency::Leased | Residency::RowRead);
         let loaded = |c: Component| !plan.weights.iter().any(|w| w.component == c && absent(w.residency));
         let weights = Weights::open(ck, bounds, loaded, &ledger, dev.as_mut(), on_progress)?;
-        let mut history =
-            |kv: &[KvSpec]| State::new(&streams(family.as_ref(), &plan, kv), limits(&plan), &ledger, dev.as_mut());
+        let all = |kv: &[KvSpec]| streams(family.as_ref(), kv, plan.draft);
+        let mut history = |kv: &[KvSpec]| State::new(&all(kv), limits(&plan), &ledger, dev.as_mut());
         let state = history(&plan.kv)?;
         let beside = if plan.beside.is_empty() { None } else { Some(history(&plan.beside)?) };
         let paid = ledger.reserve_planned(Tier::Host, Class::Workspace, "row choice", pick_bytes(&plan))?;
         let pick = View::dense(dev.alloc(paid)?, Act::I32, limits(&plan).rows, 1);
         let side = SideRows::new(family.as_ref(), ck, bounds, &plan, &ledger, dev.as_mut())?;
-        let (arrivals, _workspace) = (None, workspace);
-        Ok(Executor { family, weights, arrivals, state, beside, dev, ledger, watch, plan, pick, side, _workspace })
+        let arrivals = None;
+        Ok(Executor {
+            family,
+            weights,
+            arrivals,
+            state,
+            beside,
+            dev,
+            ledger,
+            watch,
+            plan,
+            pick,
+            side,
+            _workspace: workspace,
+        })
     }
     /// What it serves.
     pub fn family(&self) -> &dyn Family {

@@ -326,12 +326,13 @@ fn the_ledger_holds_what_the_plan_says() {
         open.iter().for_each(|&s| model.exec.fill(s, plan.context, 1).unwrap());
         let usage = model.exec.ledger().usage();
         let host = &usage[&memory::Tier::Host];
-        assert_eq!(host.by_class[&memory::Class::Weights], plan.resident_bytes());
-        assert_eq!(host.by_class.get(&memory::Class::State).copied().unwrap_or(0), plan.state_bytes);
-        assert_eq!(host.by_class[&memory::Class::Kv], plan.kv_bytes);
-        assert_eq!(host.reserved(), plan.reserved_bytes(), "weights, history, state and workspace are all there is");
+        let of = |class| host.by_class.get(&class).copied().unwrap_or(0);
+        assert_eq!(of(memory::Class::Weights), plan.resident_bytes(), "{name}");
+        assert_eq!(of(memory::Class::State), plan.state_bytes, "{name}");
+        assert_eq!(of(memory::Class::Kv), plan.kv_bytes, "{name}");
+        assert_eq!(host.reserved(), plan.reserved_bytes(), "{name}: weights, history, state and workspace are all");
         open.into_iter().for_each(|s| model.exec.close(s).unwrap());
-        assert!(used(&model) <= empty + (16 << 20), "one slab stays for who comes next");
+        assert!(used(&model) <= empty + (16 << 20), "{name}: one slab stays for who comes next");
     }
 }
 

@@ -2,8 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::family::Family;
+use crate::planes;
 use crate::want::{Groups, Lies, Place, Want};
-use checkpoint::{ByteRange, Checkpoint, Container, DType, TensorInfo};
+use checkpoint::{ByteRange, Checkpoint, Container, DType, Format, TensorInfo};
 use memory::Component;
 use weights::{Bound, Canon, Data, Role};
 
@@ -24,6 +25,7 @@ pub fn bind(family: &dyn Family, ck: &Checkpoint) -> Result<Vec<Bound>> {
             None => missing.push(want),
         }
     }
+    planes::used_once(&mut bound);
     let has_mtp = bound.iter().any(|b| b.component == Component::Mtp);
     missing.retain(|w| w.component != Component::Mtp || has_mtp);
     if missing.is_empty() {
@@ -63,12 +65,16 @@ fn find(want: &Want, ck: &Checkpoint) -> Result<Option<Bound>> {
         dtype: DType::F32,
         data: Data::Values(v.clone()),
         canon: Canon::Same,
+        side: None,
     }))
 }
 
 fn at(want: &Want, place: &Place, name: &str, ck: &Checkpoint) -> Result<Option<Bound>> {
     let first = name.replace("{e}", "0");
-    let Some(info) = ck.tensor(&first) else { return Ok(None) };
+    let Some(m) = ck.matrix(&first)? else { return Ok(None) };
+    let (Format::Plain(_), Some(info)) = (m.format, &m.planes[0]) else {
+        return planes::bound(want, place, name, &m, ck).map(Some);
+    };
     if !info.dtype.decodable() {
         return Err(Error::TensorType { name: first, dtype: info.dtype.to_string() });
     }
@@ -93,10 +99,11 @@ fn at(want: &Want, place: &Place, name: &str, ck: &Checkpoint) -> Result<Option<
         dtype: info.dtype,
         data,
         canon: place.canon.clone(),
+        side: None,
     }))
 }
 
-fn squeeze(shape: &[u64]) -> Vec<u64> {
+pub(crate) fn squeeze(shape: &[u64]) -> Vec<u64> {
     shape.iter().copied().filter(|&d| d != 1).collect()
 }
 

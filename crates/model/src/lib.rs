@@ -25,6 +25,7 @@ pub mod keys;
 pub mod llama;
 pub mod moe;
 pub mod mtp;
+mod planes;
 pub mod qwen3;
 pub mod qwen3_5;
 pub mod qwen3_5_moe;

@@ -4,8 +4,7 @@ mod common;
 
 use common::{snug, str};
 use engine::{Ask, Context, Model, OpenOptions, Wanted};
-use snug::quantize::parse_type;
-use snug::synth::{Format, Options, Report, Resize, Stopped, synth};
+use snug::synth::{Format, Kind, Options, Report, Resize, Stopped, synth};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -16,7 +15,7 @@ fn small(geometry: &str, to: &str) -> Options {
     Options {
         geometry: geometry.into(),
         resize: Resize { layers: Some(4), experts, vocab: Some(512) },
-        to: parse_type(to).unwrap(),
+        to: Kind::parse(to).unwrap(),
         format: Format::Gguf,
         sparse: false,
         seed: 7,
@@ -80,6 +79,52 @@ fn the_other_geometries_give_sane_logits_from_both_containers() {
             sane(&logits(&out), &format!("{geometry} {format:?}"));
         }
     }
+}
+
+#[test]
+fn formats_of_several_planes_give_sane_logits() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hf, mlx) = (Format::Hf, Format::Mlx);
+    for (format, to, says) in [
+        (mlx, "mlx4", "affine 4-bit g64"),
+        (mlx, "mlx8", "affine 8-bit g64"),
+        (mlx, "bf16", "BF16"),
+        (hf, "fp8", "FP8 E4M3 128x128"),
+        (hf, "nvfp4", "NVFP4 planes"),
+        (hf, "int4", "int4 g128"),
+        (hf, "mxfp4", "MXFP4 planes"),
+    ] {
+        for geometry in ["smollm2-135m", "qwen3.6-35b-a3b"] {
+            if to == "mxfp4" && geometry == "smollm2-135m" {
+                continue;
+            }
+            let out = dir.path().join(format!("{geometry}-{to}"));
+            let resize = Resize { layers: Some(4), experts: geometry.contains("-a3b").then_some(4), vocab: Some(512) };
+            write(&out, &Options { format, resize, ..small(geometry, to) });
+            sane(&logits(&out), &format!("{geometry} {to}"));
+            let ck = checkpoint::Checkpoint::open(out.clone()).unwrap();
+            let stored = ck.matrices().into_iter().filter(|m| m.format.to_string() == says).count();
+            assert!(stored >= 8, "{geometry} {to}: {stored} matrices are {says}");
+            std::fs::remove_dir_all(&out).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_container_refuses_what_it_does_not_hold() {
+    let dir = tempfile::tempdir().unwrap();
+    for (format, to) in [
+        (Format::Gguf, "mlx4"),
+        (Format::Gguf, "fp8"),
+        (Format::Mlx, "int4"),
+        (Format::Hf, "mlx8"),
+        (Format::Hf, "q4_0"),
+    ] {
+        let how = Options { format, ..small("smollm2-135m", to) };
+        let e = synth(&dir.path().join("x"), &how, &mut |_, _| true).unwrap_err().to_string();
+        assert!(e.contains("--format"), "{to}: {e}");
+    }
+    assert!(Kind::parse("fp7").unwrap_err().to_string().contains("nvfp4"));
 }
 
 #[test]

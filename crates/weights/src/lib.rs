@@ -13,7 +13,7 @@ mod recorded;
 mod rows;
 mod scripted;
 
-pub use bound::{Bound, Canon, Data, Proj, Role, WId};
+pub use bound::{Bound, Canon, Data, Proj, Role, Side, WId};
 pub use error::{Error, Result};
 pub use experts::{ExpertSource, Group, ResidentExperts, Routed, Wave};
 pub use load::{Progress, Resident, Weights};

@@ -1,9 +1,10 @@
 //! The tensors of the new file: where each comes from, and streaming it through.
 
 use super::kinds::choose;
+use super::planes::Source;
 use super::{Options, encode, rearrange};
 use anyhow::{Result, bail};
-use checkpoint::{ByteRange, Checkpoint, DType, TensorInfo};
+use checkpoint::{ByteRange, Checkpoint, DType, Format, TensorInfo};
 use model::Family;
 use model::want::{Export, Groups, Lies, Place, Want};
 use std::collections::HashMap;
@@ -29,6 +30,8 @@ enum From {
     Copy(ByteRange),
     /// Matrices one behind the other, each `[rows, k]`.
     Matrices { parts: Vec<ByteRange>, dtype: DType, export: Export },
+    /// Matrices over several planes.
+    Planes { source: Source, export: Export },
     /// Transposed matrices, `[E, k, of * n]`: every `of`-th column from `first` on is a row.
     Turned { range: ByteRange, dtype: DType, first: usize, of: usize },
     /// Values that are at hand.
@@ -45,7 +48,11 @@ impl Job {
     /// Whether blocks are decoded to be encoded again.
     pub fn is_requantised(&self) -> bool {
         let blocks = |t: DType| matches!(t, DType::Block(_));
-        matches!(&self.from, From::Matrices { dtype, .. } if blocks(*dtype) && blocks(self.to))
+        match &self.from {
+            From::Matrices { dtype, .. } => blocks(*dtype) && blocks(self.to),
+            From::Planes { .. } => blocks(self.to),
+            _ => false,
+        }
     }
     /// Bytes of its data.
     pub fn bytes(&self) -> u64 {
@@ -57,7 +64,22 @@ impl Job {
 
 /// The tensors of a GGUF: the same, in other types. What cannot be decoded is copied.
 pub fn from_gguf(ck: &Checkpoint, how: &Options) -> Result<Vec<Job>> {
-    Ok(ck.tensors().map(|t| requantized(t, how)).collect())
+    let mut jobs = Vec::new();
+    for m in ck.matrices() {
+        let (Format::Scaled(_), [Some(blocks), .., Some(scale)]) = (m.format, &m.planes) else {
+            jobs.extend(m.planes.iter().flatten().map(|t| requantized(t, how)));
+            continue;
+        };
+        // A scale apart goes into the values when their type changes, and stays beside them when it does not.
+        let as_blocks = requantized(blocks, how);
+        if as_blocks.to == blocks.dtype {
+            jobs.extend([as_blocks, requantized(scale, how)]);
+        } else {
+            let from = From::Planes { source: Source::found(&m), export: Export::Same };
+            jobs.push(Job { from, ..as_blocks });
+        }
+    }
+    Ok(jobs)
 }
 
 fn requantized(t: &TensorInfo, how: &Options) -> Job {
@@ -110,6 +132,9 @@ type Fused = Vec<(String, Vec<(u64, ByteRange)>)>;
 
 /// A parameter's bytes as the ranges of rows that its tensor has them in.
 fn grouped(b: &Bound, g: Groups) -> Result<Vec<(u64, ByteRange)>> {
+    if b.side.is_some() {
+        bail!("{} is stored over several planes, and its rows cannot be put together with others yet", b.name);
+    }
     let row = b.dtype.row_bytes(b.k as u64)?;
     // What is contiguous in the source may be cut at rows; what is in pieces there is cut in the same places.
     let source = parts(b)?;
@@ -156,8 +181,9 @@ fn job(want: &Want, place: &Place, b: &Bound, others: &[Bound], how: &Options) -
 
 fn matrix_job(name: &str, shape: Vec<u64>, b: &Bound, export: Export, how: &Options) -> Result<Job> {
     let (to, substituted) = choose(name, &shape, b.dtype, how.to, &how.rules);
-    let from = match b.data {
-        Data::Turned { range, first, of } => {
+    let from = match (Source::of(b)?, &b.data) {
+        (Some(source), _) => From::Planes { source, export },
+        (None, &Data::Turned { range, first, of }) => {
             From::Turned { range, dtype: b.dtype, first: first as usize, of: of as usize }
         }
         _ => From::Matrices { parts: parts(b)?, dtype: b.dtype, export },
@@ -225,6 +251,7 @@ pub fn write(ck: &Checkpoint, job: &Job, put: &mut dyn FnMut(&[u8]) -> Result<()
                 .collect();
             put(&encode::rows(DType::F32, moved.len(), &moved)?)
         }
+        From::Planes { source, export } => source.write(ck, job.to, *export, put),
         From::Turned { range, dtype, first, of } => turned(ck, job, *range, *dtype, [*first, *of], put),
         From::Matrices { parts, dtype, export } => {
             parts.iter().try_for_each(|part| matrix(ck, job, *part, *dtype, *export, put))
