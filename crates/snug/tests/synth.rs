@@ -85,31 +85,27 @@ fn the_other_geometries_give_sane_logits_from_both_containers() {
 fn formats_of_several_planes_give_sane_logits() {
     let dir = tempfile::tempdir().unwrap();
     let (hf, mlx) = (Format::Hf, Format::Mlx);
-    for (format, to, says) in [
-        (mlx, "mlx4", "affine 4-bit g64"),
-        (mlx, "mlx8", "affine 8-bit g64"),
-        (mlx, "bf16", "BF16"),
-        (hf, "fp8", "FP8 E4M3 128x128"),
-        (hf, "nvfp4", "NVFP4 planes"),
-        (hf, "int4", "int4 g128"),
-        (hf, "mxfp4", "MXFP4 planes"),
+    let (dense, hybrid, gpt_oss) = ("smollm2-135m", "qwen3.6-35b-a3b", "gpt-oss-20b");
+    for (format, to, geometry, says) in [
+        (mlx, "mlx4", dense, "affine 4-bit g64"),
+        (mlx, "mlx4", hybrid, "affine 4-bit g64"),
+        (mlx, "mlx8", dense, "affine 8-bit g64"),
+        (mlx, "bf16", dense, "BF16"),
+        (hf, "fp8", dense, "FP8 E4M3 128x128"),
+        (hf, "fp8", hybrid, "FP8 E4M3 128x128"),
+        (hf, "nvfp4", dense, "NVFP4 planes"),
+        (hf, "int4", dense, "int4 g128"),
+        (hf, "mxfp4", gpt_oss, "MXFP4 planes"),
     ] {
-        for geometry in ["smollm2-135m", "qwen3.6-35b-a3b", "gpt-oss-20b"] {
-            // Dense models are not published in gpt-oss' format, and gpt-oss in no other.
-            let (own, gpt_oss) = (to == "mxfp4", geometry == "gpt-oss-20b");
-            if own != gpt_oss && (gpt_oss || geometry == "smollm2-135m") {
-                continue;
-            }
-            let out = dir.path().join(format!("{geometry}-{to}"));
-            let wide = Resize { layers: Some(2), experts: Some(2), vocab: Some(512) };
-            let resize = if gpt_oss { wide } else { small(geometry, to).resize };
-            write(&out, &Options { format, resize, ..small(geometry, to) });
-            sane(&logits(&out), &format!("{geometry} {to}"));
-            let ck = checkpoint::Checkpoint::open(out.clone()).unwrap();
-            let stored = ck.matrices().into_iter().filter(|m| m.format.to_string() == says).count();
-            assert!(stored >= 4, "{geometry} {to}: {stored} matrices are {says}");
-            std::fs::remove_dir_all(&out).unwrap();
-        }
+        let out = dir.path().join(format!("{geometry}-{to}"));
+        let few = Resize { layers: Some(2), experts: Some(2), vocab: Some(512) };
+        let resize = if geometry == gpt_oss { few } else { small(geometry, to).resize };
+        write(&out, &Options { format, resize, ..small(geometry, to) });
+        sane(&logits(&out), &format!("{geometry} {to}"));
+        let ck = checkpoint::Checkpoint::open(out.clone()).unwrap();
+        let stored = ck.matrices().into_iter().filter(|m| m.format.to_string() == says).count();
+        assert!(stored >= 4, "{geometry} {to}: {stored} matrices are {says}");
+        std::fs::remove_dir_all(&out).unwrap();
     }
 }
 
