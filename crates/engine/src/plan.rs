@@ -6,7 +6,7 @@ use checkpoint::DType;
 use device::{Caps, Device, Meter, Region, RowClass, ScratchFn};
 use memory::{Component, KvFormat, KvSpec, Ledger, Plan, RegionSizes, Residency, Tier, WeightShare};
 use model::Family;
-use state::{Limits, Span, State};
+use state::{Decl, Limits, Span, State, Stream};
 use std::collections::BTreeMap;
 use weights::{Bound, Role, Weights};
 
@@ -24,8 +24,8 @@ pub struct Ask {
     pub chunk: u32,
     /// Most rows of class Few in one call.
     pub few: u32,
-    /// Format of history; `None`: f32 for f32 weights, else bf16.
-    pub kv: Option<KvFormat>,
+    /// Formats of history; `None`: f32 for f32 weights, else bf16.
+    pub kv: Option<KvSpec>,
     /// Rows whose logits are wanted at once from a prefill chunk.
     pub logit_rows: u32,
     /// Most bytes that may be reserved.
@@ -49,6 +49,19 @@ pub enum Refusal {
         asked: u32,
         /// Allowed.
         most: u32,
+    },
+    /// Heads of a width that the format of history is not for.
+    #[error(
+        "--kv {kv} is for heads of 64, 128, 256 or 512 columns; layer {layer} of this model has {d}; \
+         take --kv bf16 or leave --kv out"
+    )]
+    KvWidth {
+        /// The format.
+        kv: &'static str,
+        /// The layer.
+        layer: u32,
+        /// Width of its heads.
+        d: u32,
     },
     /// It does not fit.
     #[error("{needed} bytes are needed and {guard} may be used; {advice}")]
@@ -102,10 +115,10 @@ pub fn plan(family: &dyn Family, bounds: &[Bound], ask: &Ask, on: &Backend) -> R
 
 fn at_context(family: &dyn Family, bounds: &[Bound], ask: &Ask, on: &Backend, context: u32) -> Result<Plan> {
     let embed_is_f32 = bounds.iter().any(|b| b.component == Component::Embed && b.dtype == DType::F32);
-    let main = ask.kv.unwrap_or(if embed_is_f32 { KvFormat::F32 } else { KvFormat::Bf16 });
+    let kv = ask.kv.unwrap_or(KvSpec::of(if embed_is_f32 { KvFormat::F32 } else { KvFormat::Bf16 }));
     let mut p = Plan {
         weights: shares(bounds),
-        kv: vec![KvSpec { main }; family.spec().n_layers as usize],
+        kv: vec![kv; family.spec().n_layers as usize],
         context,
         parallel: ask.parallel.max(1),
         chunk: ask.chunk.max(64).next_multiple_of(64).min(context.next_multiple_of(64)),
@@ -117,11 +130,26 @@ fn at_context(family: &dyn Family, bounds: &[Bound], ask: &Ask, on: &Backend, co
         guard: ask.guard,
     };
     let decls = family.state(&p.kv);
+    kv_fits(&decls)?;
     let bytes = State::bytes(&decls, limits(&p));
     (p.kv_bytes, p.state_bytes) = (bytes.kv, bytes.state);
     p.workspace = measure(family, bounds, &p, ask.logit_rows, on)?;
     p.row_bytes = bytes.rows + pick_bytes(&p);
     Ok(p)
+}
+
+fn kv_fits(decls: &[Decl]) -> Result<(), Refusal> {
+    for decl in decls {
+        let (fmt, d) = match decl.stream {
+            Stream::History { d, kv, .. } => (kv.main, d),
+            Stream::Ring { d, fmt, .. } => (fmt, d),
+            Stream::Recurrent { .. } => continue,
+        };
+        if !fmt.fits(d) {
+            return Err(Refusal::KvWidth { kv: fmt.name(), layer: decl.layer, d });
+        }
+    }
+    Ok(())
 }
 
 /// The limits of the state that a plan describes.

@@ -356,7 +356,7 @@ impl Family for Qwen35Moe {
     fn state(&self, kv: &[KvSpec]) -> Vec<Decl> {
         let c = &self.cfg;
         let stream = |b: &Block, kv: &KvSpec| match b.mixer {
-            Mixer::Full(_) => Stream::History { heads: c.n_kv_heads, d: c.head_dim, fmt: kv.main },
+            Mixer::Full(_) => Stream::History { heads: c.n_kv_heads, d: c.head_dim, kv: *kv },
             Mixer::Gdn(_) => Stream::Recurrent {
                 state: [c.gdn.n_v, c.gdn.d_k, c.gdn.d_v],
                 conv: [c.conv_kernel - 1, c.gdn.channels()],

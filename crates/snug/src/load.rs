@@ -7,7 +7,6 @@ use crate::resolve;
 use device::{CpuOptions, Isa};
 use engine::open::{On, Opened};
 use engine::{Ask, Model, OpenOptions, machine};
-use memory::KvFormat;
 
 /// Opens and loads a model. `logit_rows` is how many rows of logits a prefill may be asked for at once.
 pub fn load(model: Option<&str>, on: &args::On, logit_rows: u32, verbose: bool) -> anyhow::Result<Model> {
@@ -32,12 +31,8 @@ pub fn place(opened: Opened, how: &OpenOptions, verbose: bool) -> anyhow::Result
 }
 
 fn ask(on: &args::On, logit_rows: u32) -> Ask {
-    let kv = on.kv.map(|k| match k {
-        args::Kv::F32 => KvFormat::F32,
-        args::Kv::Bf16 => KvFormat::Bf16,
-    });
     let guard = machine::available_memory().unwrap_or(u64::MAX);
-    Ask { context: on.context, kv, logit_rows, guard, ..Ask::default() }
+    Ask { context: on.context, kv: on.kv, logit_rows, guard, ..Ask::default() }
 }
 
 fn backend(on: &args::On) -> anyhow::Result<On> {

@@ -3,8 +3,8 @@
 
 use crate::decl::{Decl, Limits, Stream};
 use crate::error::{Error, Result};
-use device::{Buf, Device, RecView, StreamView};
-use memory::Reservation;
+use device::{Buf, Device, RecView, Side, StreamView};
+use memory::{KvSpec, Reservation};
 use std::collections::BTreeMap;
 
 enum Layer {
@@ -33,22 +33,28 @@ impl Layers {
             Ok(b)
         };
         let mut layers = BTreeMap::new();
-        for d in decls {
-            let s = &d.stream;
+        for of in decls {
+            let s = &of.stream;
             let layer = match *s {
-                Stream::History { heads, d, fmt } | Stream::Ring { heads, d, fmt, .. } => {
+                Stream::History { heads, d, kv: KvSpec { main: fmt, .. } } | Stream::Ring { heads, d, fmt, .. } => {
                     let buf = take(&mut kv, s.kv_bytes(limits))?;
                     let (page_bytes, ring) = (s.page_bytes().unwrap_or(0), s.ring_pages(limits) as u32);
-                    Layer::Pages(StreamView { buf, page_bytes, fmt, heads, d, ring })
+                    let mut beside = [None, None];
+                    for ((to, side), bytes) in beside.iter_mut().zip(s.sides(limits)).zip(s.side_bytes(limits)) {
+                        let Some((fmt, page_bytes, ring)) = side else { continue };
+                        *to = Some(Side { buf: take(&mut kv, bytes)?, page_bytes, fmt, ring });
+                    }
+                    let [own, sink] = beside;
+                    Layer::Pages(StreamView { buf, page_bytes, fmt, heads, d, ring, layer: of.layer, own, sink })
                 }
-                Stream::Recurrent { state: of, conv } => {
+                Stream::Recurrent { state: shape, conv } => {
                     let [s, c] = s.rec_bytes(limits);
                     let (s, c) = (take(&mut state, s)?, take(&mut state, c)?);
-                    let (state_elems, conv_elems) = (of.iter().product(), conv.iter().product());
+                    let (state_elems, conv_elems) = (shape.iter().product(), conv.iter().product());
                     Layer::States(RecView { state: s, state_elems, conv: c, conv_elems, slots: limits.rec_slots() })
                 }
             };
-            layers.insert(d.layer, layer);
+            layers.insert(of.layer, layer);
         }
         Ok(Layers(layers))
     }

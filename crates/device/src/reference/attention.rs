@@ -3,10 +3,11 @@
 use super::values::{floats, floats_at, ints};
 use crate::error::{Error, Result};
 use crate::host::HostMemory;
+use crate::kv::{self, Signs};
 use crate::op::{Rows, StreamView};
 use crate::view::{Buf, View};
-use half::bf16;
-use memory::KvFormat;
+use half::f16;
+use memory::PAGE_POSITIONS;
 
 /// Where position `p` of sequence `s` of the step lies: (page, place in it).
 fn place(st: &StreamView, rows: &Rows, table: &[i32], slots: &[i32], s: usize, p: u32) -> Result<(u64, u32)> {
@@ -19,41 +20,77 @@ fn place(st: &StreamView, rows: &Rows, table: &[i32], slots: &[i32], s: usize, p
     Ok((u64::try_from(page).map_err(|_| Error::BadBuf)?, p % 256))
 }
 
-fn vector(st: &StreamView, page: u64, plane: u32, head: u32, at: u32) -> Result<Buf> {
-    let off = page * st.page_bytes + st.vector_at(plane, head, at);
-    st.buf.slice(off, st.fmt.vector_bytes(st.d)).ok_or(Error::BadBuf)
+/// Where elements and scale of a vector lie.
+fn vector(st: &StreamView, page: u64, plane: u32, head: u32, at: u32) -> Result<(Buf, Buf)> {
+    let first = page * st.page_bytes;
+    let codes = st.buf.slice(first + st.vector_at(plane, head, at), st.fmt.code_bytes(st.d)).ok_or(Error::BadBuf)?;
+    let scale = st.buf.slice(first + st.scale_at(plane, head, at), st.fmt.scale_bytes()).ok_or(Error::BadBuf)?;
+    Ok((codes, scale))
 }
 
-fn load(mem: &HostMemory, st: &StreamView, b: &Buf) -> Result<Vec<f32>> {
-    match st.fmt {
-        KvFormat::F32 => floats_at(mem, b, 0, st.d as u64),
-        KvFormat::Bf16 => {
-            Ok(mem.bytes(b)?.chunks_exact(2).map(|c| bf16::from_le_bytes([c[0], c[1]]).to_f32()).collect())
-        }
-    }
-}
-
-fn store(mem: &HostMemory, st: &StreamView, b: &Buf, v: &[f32]) -> Result<()> {
-    let bytes: Vec<u8> = match st.fmt {
-        KvFormat::F32 => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        KvFormat::Bf16 => v.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
+fn load(mem: &HostMemory, st: &StreamView, signs: &Signs, (codes, scale): (Buf, Buf)) -> Result<Vec<f32>> {
+    let scale = match *mem.bytes(&scale)? {
+        [a, b] => f16::from_le_bytes([a, b]),
+        _ => f16::ONE,
     };
-    // SAFETY: `b` was cut from the stream's buffer with the length of one vector, and `append` is the only writer.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), mem.ptr_mut(b)?, bytes.len()) };
-    Ok(())
+    let mut x = vec![0.0; st.d as usize];
+    kv::decode(st.fmt, signs, mem.bytes(&codes)?, scale, &mut x);
+    Ok(x)
 }
 
+fn store(mem: &HostMemory, st: &StreamView, signs: &Signs, (codes, scale): (Buf, Buf), x: &[f32]) -> Result<()> {
+    let mut bytes = vec![0; codes.bytes() as usize];
+    let s = kv::encode(st.fmt, signs, x, &mut bytes);
+    let put = |b: &Buf, bytes: &[u8]| {
+        // SAFETY: `b` was cut from the stream's buffer with this length, and `append` is the only writer.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), mem.ptr_mut(b)?, bytes.len()) };
+        Ok(())
+    };
+    put(&codes, &bytes)?;
+    s.map_or(Ok(()), |s| put(&scale, &s.to_le_bytes()))
+}
+
+/// Writes the rows to a stream and to the pages beside it.
 pub fn append(mem: &HostMemory, st: &StreamView, rows: &Rows, k: &View, v: &View) -> Result<()> {
+    write(mem, st, rows, k, v, |_| true)?;
+    if let Some(own) = &st.own {
+        write(mem, &st.beside(own), rows, k, v, |_| true)?;
+    }
+    st.sink.as_ref().map_or(Ok(()), |sink| write(mem, &st.beside(sink), rows, k, v, |p| p < PAGE_POSITIONS))
+}
+
+fn write(
+    mem: &HostMemory,
+    st: &StreamView,
+    rows: &Rows,
+    k: &View,
+    v: &View,
+    keeps: impl Fn(u32) -> bool,
+) -> Result<()> {
     let (pos, seq) = (ints(mem, &rows.pos)?, ints(mem, &rows.seq_of)?);
     let (table, slots) = (ints(mem, &rows.page_table)?, ints(mem, &rows.seq_slot)?);
-    for (plane, x) in [floats(mem, k)?, floats(mem, v)?].into_iter().enumerate() {
+    for (plane, x) in (0..).zip([floats(mem, k)?, floats(mem, v)?]) {
         for (i, head) in x.chunks_exact(st.d as usize).enumerate() {
             let (row, h) = (i / st.heads as usize, i as u32 % st.heads);
-            let (page, at) = place(st, rows, &table, &slots, seq[row] as usize, pos[row] as u32)?;
-            store(mem, st, &vector(st, page, plane as u32, h, at)?, head)?;
+            let p = pos[row] as u32;
+            if keeps(p) {
+                let (page, at) = place(st, rows, &table, &slots, seq[row] as usize, p)?;
+                let signs = Signs::new(st.layer, plane, h);
+                store(mem, st, &signs, vector(st, page, plane, h, at)?, head)?;
+            }
         }
     }
     Ok(())
+}
+
+/// The pages from which a row at position `p` reads position `j`.
+fn source(st: &StreamView, p: u32, j: u32) -> StreamView {
+    let side = match (st.sink, st.own) {
+        (Some(sink), _) if j < PAGE_POSITIONS => Some(sink),
+        (_, Some(own)) if j / PAGE_POSITIONS == p / PAGE_POSITIONS => Some(own),
+        _ => None,
+    };
+    side.map_or(*st, |s| st.beside(&s))
 }
 
 #[expect(clippy::too_many_arguments, reason = "the op's operands")]
@@ -76,14 +113,16 @@ pub fn attention(
         let (row, h) = (i / heads as usize, i as u32 % heads);
         let kv_head = h / (heads / st.heads);
         let p = pos[row] as u32;
+        let signs = [0, 1].map(|plane| Signs::new(st.layer, plane, kv_head));
         let first = window.map_or(0, |w| (p + 1).saturating_sub(w));
         let mut scores = Vec::new();
         let mut values = Vec::new();
         for j in first..=p {
+            let st = &source(st, p, j);
             let (page, at) = place(st, rows, &table, &slots, seq[row] as usize, j)?;
-            let key = load(mem, st, &vector(st, page, 0, kv_head, at)?)?;
+            let key = load(mem, st, &signs[0], vector(st, page, 0, kv_head, at)?)?;
             scores.push(super::basic::dot(query, &key) * scale);
-            values.push(load(mem, st, &vector(st, page, 1, kv_head, at)?)?);
+            values.push(load(mem, st, &signs[1], vector(st, page, 1, kv_head, at)?)?);
         }
         let sink = sinks.as_ref().map(|s| s[h as usize]);
         y.extend(softmax_sum(&scores, &values, sink, d));

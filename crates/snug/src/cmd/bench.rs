@@ -11,7 +11,7 @@ use device::Profile;
 use engine::open::Opened;
 use engine::plan::{decode_weight_bytes, history_bytes};
 use engine::{Executor, Model, SeqId, Wanted, machine};
-use memory::KvFormat;
+use memory::KvSpec;
 use serde::Serialize;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -133,7 +133,7 @@ struct Report {
     device: &'static str,
     isa: String,
     threads: u32,
-    kv: Option<&'static str>,
+    kv: Option<String>,
     context: u32,
     prompt: u32,
     #[serde(rename = "gen")]
@@ -170,10 +170,7 @@ impl Report {
             device: caps.name,
             isa: caps.isa,
             threads: caps.threads,
-            kv: plan.kv.first().map(|k| match k.main {
-                KvFormat::F32 => "f32",
-                KvFormat::Bf16 => "bf16",
-            }),
+            kv: plan.kv.first().map(KvSpec::describe),
             context: plan.context,
             prompt: a.prompt,
             generate: a.generate,
@@ -199,7 +196,7 @@ impl Report {
             self.device,
             self.isa,
             self.threads,
-            self.kv.unwrap_or("nothing"),
+            self.kv.as_deref().unwrap_or("nothing"),
             self.context
         ))?;
         output::line(format_args!("{:<24} {:>10} {:>10} {:>10}", "tokens/s", "median", "min", "max"))?;

@@ -2,10 +2,10 @@
 //! heads that share it. A row's sums run over key tiles in ascending order, and what is masked adds nothing to them, so
 //! they do not depend on which rows share its tile.
 
-use super::attention::{Attention, Sight, TILE};
-use super::pages::{PAGE, Trouble};
+use super::attention::{Attention, Sight, Sources, TILE};
+use super::pages::{PAGE, Pages, Trouble};
 use super::stored::{Stored, WithFormat, pick};
-use super::tile::soften;
+use super::tile::{by_scales, soften};
 use crate::cpu::Cx;
 use crate::cpu::chain::Product;
 use crate::cpu::lanes::{Lanes, Work, dispatch};
@@ -55,35 +55,56 @@ impl Room {
     }
 }
 
-/// Some rows of one sequence and one key head.
+/// Some rows of one sequence and one key head. Where anything is read beside the history, they lie in one page.
 struct Tile<'a, S> {
     a: Attention,
     rows: Range<usize>,
     kv: usize,
     scratch: *mut f32,
     trouble: &'a Trouble,
-    _format: PhantomData<S>,
+    stored: S,
+    side: KvFormat,
 }
 
 impl<S: Stored> Work for Tile<'_, S> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
+        let (Some(first), Some(last)) = (self.a.sight(self.rows.start), self.a.sight(self.rows.end - 1)) else {
+            return self.trouble.note();
+        };
+        // Positions that any of the rows looks at; where there are pages beside the history, all rows have the same ones.
+        let Sources { sink, main, own } = self.a.sources(&Sight { first: first.first, ..last });
         // SAFETY: `scratch` is this thread's own, as large as `Room` says.
         unsafe {
             self.begin();
-            let (Some(first), Some(last)) = (self.a.sight(self.rows.start), self.a.sight(self.rows.end - 1)) else {
-                return self.trouble.note();
-            };
-            for tile in first.first / TILE..last.last / TILE + 1 {
-                let keys = first.first.max(tile * TILE)..(last.last + 1).min((tile + 1) * TILE);
-                let at = self.a.pages.at(first.seq, tile * TILE, self.kv);
-                let Some((k, v)) = self.trouble.unless(at) else { return };
-                self.decode::<L>(keys.clone(), k, v);
-                let Some(rows) = self.trouble.unless(self.seeing(tile)) else { return };
-                self.step::<L>(tile, keys, rows);
+            self.beside::<L>(&self.a.sink, first.seq, sink);
+            if !main.is_empty() {
+                self.gather(S::ROTATED);
+                self.turn(S::ROTATED, true);
+                self.walk::<L, S>(self.stored, &self.a.pages, first.seq, main);
+                self.turn(S::ROTATED, false);
             }
+            self.beside::<L>(&self.a.own, first.seq, own);
             self.end::<L>();
         }
+    }
+}
+
+/// Key tiles in a format that was found out at run time.
+struct Walk<'a, 'b, S, L> {
+    tile: &'a Tile<'b, S>,
+    pages: &'a Pages,
+    seq: usize,
+    seen: Range<usize>,
+    _lanes: PhantomData<L>,
+}
+
+impl<S: Stored, L: Lanes> WithFormat for Walk<'_, '_, S, L> {
+    type Out = ();
+    #[inline(always)]
+    fn with<T: Stored>(self, stored: T) {
+        // SAFETY: as in `Tile::run`.
+        unsafe { self.tile.walk::<L, T>(stored, self.pages, self.seq, self.seen) }
     }
 }
 
@@ -94,41 +115,106 @@ impl<S: Stored> Tile<'_, S> {
     fn at(&self, place: usize) -> *mut f32 {
         self.scratch.wrapping_add(place)
     }
-    /// Gathers the queries, row by row, head by head.
+    /// Query m of the tile belongs to this row and head.
+    fn queries(&self) -> impl Iterator<Item = (usize, usize, usize)> {
+        let (group, kv) = (self.a.group(), self.kv);
+        let rows = self.rows.clone().enumerate();
+        rows.flat_map(move |(i, row)| (0..group).map(move |g| (i * group + g, row, kv * group + g)))
+    }
+    /// Nothing seen yet.
     #[inline(always)]
     unsafe fn begin(&self) {
-        let (group, d, room) = (self.a.group(), self.a.d(), self.room());
-        for (i, row) in self.rows.clone().enumerate() {
-            for g in 0..group {
-                let m = i * group + g;
-                // SAFETY: query m of the tile, d columns of a checked view.
-                unsafe {
-                    let q = self.a.q.at(row, self.kv * group + g).cast_const();
-                    std::ptr::copy_nonoverlapping(q, self.at(room.q + m * d), d);
-                    self.at(room.acc + m * d).write_bytes(0, d);
-                    self.at(room.sums + 2 * m).write(NOTHING);
-                    self.at(room.sums + 2 * m + 1).write(0.0);
+        let (d, room) = (self.a.d(), self.room());
+        for (m, ..) in self.queries() {
+            // SAFETY: accumulator and sums of query m.
+            unsafe {
+                self.at(room.acc + m * d).write_bytes(0, d);
+                self.at(room.sums + 2 * m).write(NOTHING);
+                self.at(room.sums + 2 * m + 1).write(0.0);
+            }
+        }
+    }
+    /// The queries, row by row, head by head, as they are or rotated.
+    #[inline(always)]
+    unsafe fn gather(&self, rotated: bool) {
+        let (d, room, signs) = (self.a.d(), self.room(), self.a.signs(0, self.kv));
+        for (m, row, head) in self.queries() {
+            // SAFETY: query m of the tile, d columns of a checked view.
+            unsafe {
+                let to = std::slice::from_raw_parts_mut(self.at(room.q + m * d), d);
+                to.copy_from_slice(std::slice::from_raw_parts(self.a.q.at(row, head).cast_const(), d));
+                if rotated {
+                    signs.rotate(to);
                 }
+            }
+        }
+    }
+    /// Turns the accumulators into rotated space or back.
+    #[inline(always)]
+    unsafe fn turn(&self, rotated: bool, forth: bool) {
+        // Before the first key there is nothing to turn.
+        if !rotated || (forth && self.a.sink.is_none()) {
+            return;
+        }
+        let (d, room, signs) = (self.a.d(), self.room(), self.a.signs(1, self.kv));
+        for (m, ..) in self.queries() {
+            // SAFETY: accumulator of query m.
+            let acc = unsafe { std::slice::from_raw_parts_mut(self.at(room.acc + m * d), d) };
+            if forth { signs.rotate(acc) } else { signs.unrotate(acc) }
+        }
+    }
+    /// Positions that are read beside the history.
+    #[inline(always)]
+    unsafe fn beside<L: Lanes>(&self, pages: &Option<Pages>, seq: usize, seen: Range<usize>) {
+        if let Some(pages) = pages.as_ref().filter(|_| !seen.is_empty()) {
+            // SAFETY: as in `run`.
+            unsafe { self.gather(false) };
+            pick(self.side, self.a.d(), Walk::<S, L> { tile: self, pages, seq, seen, _lanes: PhantomData });
+        }
+    }
+    #[inline(always)]
+    unsafe fn walk<L: Lanes, T: Stored>(&self, stored: T, pages: &Pages, seq: usize, seen: Range<usize>) {
+        for tile in seen.start / TILE..(seen.end - 1) / TILE + 1 {
+            let keys = seen.start.max(tile * TILE)..seen.end.min((tile + 1) * TILE);
+            let at = pages.at(seq, tile * TILE, self.kv);
+            let Some(at) = self.trouble.unless(at) else { return };
+            let Some(rows) = self.trouble.unless(self.seeing(tile)) else { return };
+            // SAFETY: as in `run`; the tile lies in the page.
+            unsafe {
+                self.decode::<L, T>(stored, pages, keys.clone(), at);
+                self.step::<L>(tile, keys, rows);
             }
         }
     }
     /// The keys transposed, the values as they lie. Only positions that some row looks at are read.
     #[inline(always)]
-    unsafe fn decode<L: Lanes>(&self, keys: Range<usize>, k: *const u8, v: *const u8) {
-        let (d, room, vector) = (self.a.d(), self.room(), self.a.pages.vector);
-        for p in keys {
+    unsafe fn decode<L: Lanes, T: Stored>(&self, s: T, pages: &Pages, keys: Range<usize>, at: (*mut u8, *mut u8)) {
+        let (d, room, vector) = (self.a.d(), self.room(), pages.vector);
+        let mut scales = [[1.0; TILE]; 2];
+        if T::ROTATED {
+            for (to, block) in scales.iter_mut().zip([at.0, at.1]) {
+                let from = block.wrapping_add(pages.scales).cast::<u16>().wrapping_add(keys.start % PAGE);
+                // SAFETY: the scales of the tile's positions, which lie in the page.
+                unsafe { by_scales::<L>(to, keys.len(), from, s.unit()) };
+            }
+        }
+        for (i_key, p) in keys.enumerate() {
             let (from, j) = (p % PAGE * vector, p % TILE);
+            let by = [L::splat(scales[0][i_key]), L::splat(scales[1][i_key])];
             let mut i = 0;
             while i < d {
                 let n = (d - i).min(L::N);
                 // SAFETY: elements i .. i + n of vectors inside the page, to column j of the keys and row j of the values.
                 unsafe {
-                    let (key, value) = (k.add(from), v.add(from));
-                    let (key, value): (L, L) = if n < L::N {
-                        (S::load_part(key, i, n), S::load_part(value, i, n))
+                    let (key, value) = (at.0.add(from), at.1.add(from));
+                    let (mut key, mut value): (L, L) = if n < L::N {
+                        (s.load_part(key, i, n), s.load_part(value, i, n))
                     } else {
-                        (S::load(key, i), S::load(value, i))
+                        (s.load(key, i), s.load(value, i))
                     };
+                    if T::ROTATED {
+                        (key, value) = (key.mul(by[0]), value.mul(by[1]));
+                    }
                     value.put(self.at(room.values + j * d + i), n);
                     let mut each = [0.0; TILE];
                     key.store(each.as_mut_ptr());
@@ -231,7 +317,8 @@ unsafe fn scale<L: Lanes>(x: *mut f32, d: usize, by: f32) {
     }
 }
 
-/// Row tiles: at most `size` rows of one sequence. `None` where a sequence's positions do not ascend.
+/// Row tiles: at most `size` rows of one sequence, of one page where anything is read beside the history. `None` where a
+/// sequence's positions do not ascend.
 fn tiles(a: &Attention, size: usize) -> Option<Vec<Range<usize>>> {
     let mut all: Vec<Range<usize>> = Vec::new();
     let mut before: Option<Sight> = None;
@@ -242,7 +329,7 @@ fn tiles(a: &Attention, size: usize) -> Option<Vec<Range<usize>>> {
             return None;
         }
         match all.last_mut() {
-            Some(tile) if same.is_some() && tile.len() < size => tile.end += 1,
+            Some(tile) if tile.len() < size && same.is_some_and(|b| together(a, &b, &sight)) => tile.end += 1,
             _ => all.push(row..row + 1),
         }
         before = Some(sight);
@@ -250,16 +337,21 @@ fn tiles(a: &Attention, size: usize) -> Option<Vec<Range<usize>>> {
     Some(all)
 }
 
+fn together(a: &Attention, x: &Sight, y: &Sight) -> bool {
+    !a.beside() || x.last / PAGE == y.last / PAGE
+}
+
 struct Run<'a, 'b> {
     cx: &'a Cx<'b>,
     a: Attention,
+    side: KvFormat,
     floats: usize,
 }
 
 impl WithFormat for Run<'_, '_> {
     type Out = Result<()>;
-    fn with<S: Stored>(self) -> Result<()> {
-        let Run { cx, a, floats } = self;
+    fn with<S: Stored>(self, stored: S) -> Result<()> {
+        let Run { cx, a, side, floats } = self;
         let trouble = Trouble::default();
         let tiles = trouble.unless(tiles(&a, tile_rows(a.group()))).unwrap_or_default();
         trouble.end()?;
@@ -270,12 +362,12 @@ impl WithFormat for Run<'_, '_> {
             // Late rows see the most keys: they go first.
             let (rows, kv) = (all[all.len() - 1 - i / heads].clone(), i % heads);
             let scratch = a.scratch.raw().wrapping_add(worker * floats);
-            dispatch(cx.isa, Tile { a, rows, kv, scratch, trouble: &trouble, _format: PhantomData::<S> });
+            dispatch(cx.isa, Tile { a, rows, kv, scratch, trouble: &trouble, stored, side });
         })?;
         trouble.end()
     }
 }
 
-pub fn attention(cx: &Cx, a: Attention, fmt: KvFormat, floats: usize) -> Result<()> {
-    pick(fmt, Run { cx, a, floats })
+pub fn attention(cx: &Cx, a: Attention, fmt: KvFormat, side: KvFormat, floats: usize) -> Result<()> {
+    pick(fmt, a.d(), Run { cx, a, side, floats })
 }

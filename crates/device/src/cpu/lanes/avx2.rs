@@ -43,6 +43,26 @@ impl Lanes for Avx2 {
         Avx2(have!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))))
     }
     #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self {
+        Avx2(have!(_mm256_cvtph_ps(_mm_loadu_si128(p.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        Avx2(have!(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))))
+    }
+    #[inline(always)]
+    unsafe fn look(p: *const u8, table: &[f32; 16]) -> Self {
+        // Of each byte b the words b (of which a permutation looks at three bits) and b >> 4.
+        let b = have!(_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(p.cast::<i32>().read_unaligned())));
+        let index = have!(_mm256_or_si256(b, _mm256_slli_epi64::<28>(b)));
+        let table = table.as_ptr();
+        let low = have!(_mm256_permutevar8x32_ps(_mm256_loadu_ps(table), index));
+        let high = have!(_mm256_permutevar8x32_ps(_mm256_loadu_ps(table.add(8)), index));
+        // The fourth bit chooses the half of the table.
+        let upper = have!(_mm256_castsi256_ps(_mm256_slli_epi32::<28>(index)));
+        Avx2(have!(_mm256_blendv_ps(low, high, upper)))
+    }
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         have!(_mm256_storeu_ps(p, self.0))
     }
