@@ -64,7 +64,7 @@ impl Checker {
         self.that(alike, || "own and sink pages in two formats".into())
     }
     fn pages(&self, st: &StreamView) -> Result<()> {
-        let (need, fmt, d) = (st.vector_at(2, 0, 0), st.fmt, st.d);
+        let (need, fmt, d) = (st.block_at(2, 0), st.fmt, st.d);
         self.that(fmt.fits(d), || format!("vectors of {d} elements cannot be stored as {}", fmt.name()))?;
         self.that(st.page_bytes >= need, || format!("a layer-page has {} bytes, needed are {need}", st.page_bytes))
     }

@@ -49,8 +49,8 @@ pub struct Rows {
 
 /// One layer's history: pages, or a ring of pages per sequence.
 ///
-/// A layer-page holds 256 positions: keys, then values, head by head; of each head the elements of its 256 vectors, then,
-/// where the format has them, their 256 scales (f16).
+/// A layer-page holds 256 positions: keys, then values, head by head; of each head the elements of its 256 vectors (as
+/// [`Pieces`](crate::kv::Pieces) says), then, where the format has them, their 256 scales (f16).
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct StreamView {
     /// All pages of this layer.
@@ -89,16 +89,22 @@ pub struct Side {
 }
 
 impl StreamView {
-    /// Byte offset, in a page, of the elements of vector (`head`, `at`) of the keys (`plane` 0) or values (`plane` 1).
+    /// Byte offset, in a page, of the vectors of a head, keys (`plane` 0) or values (`plane` 1): the elements of all, where
+    /// [`Pieces`](crate::kv::Pieces) says, then the scales.
+    pub fn block_at(&self, plane: u32, head: u32) -> u64 {
+        (plane as u64 * self.heads as u64 + head as u64) * 256 * self.fmt.vector_bytes(self.d)
+    }
+    /// Byte offset, in a page, of a vector's elements, where they are in one piece (not keys of rotated formats).
     pub fn vector_at(&self, plane: u32, head: u32, at: u32) -> u64 {
         self.block_at(plane, head) + at as u64 * self.fmt.code_bytes(self.d)
     }
-    /// Byte offset, in a page, of that vector's scale. Behind all elements where the format has none.
+    /// Byte offset, in a page, of a vector's scale. Behind all elements where the format has none.
     pub fn scale_at(&self, plane: u32, head: u32, at: u32) -> u64 {
-        self.vector_at(plane, head, 256) + at as u64 * self.fmt.scale_bytes()
+        self.block_at(plane, head) + 256 * self.fmt.code_bytes(self.d) + at as u64 * self.fmt.scale_bytes()
     }
-    fn block_at(&self, plane: u32, head: u32) -> u64 {
-        (plane as u64 * self.heads as u64 + head as u64) * 256 * self.fmt.vector_bytes(self.d)
+    /// Bytes of the vectors of a head in a page.
+    pub fn block_bytes(&self) -> u64 {
+        256 * self.fmt.vector_bytes(self.d)
     }
     /// The pages of a [`Side`] of this history.
     pub fn beside(&self, s: &Side) -> StreamView {

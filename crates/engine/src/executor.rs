@@ -9,7 +9,7 @@ use checkpoint::Checkpoint;
 use device::{Act, Device, GraphKey, Region, RowClass, Rows, View};
 use memory::{Class, Component, Ledger, Plan, Reservation, Residency, Tier};
 use model::{Carry, Cx, Family};
-use state::{SeqId, Span, State};
+use state::{Recurrent, SeqId, Span, State};
 use std::sync::atomic::{AtomicBool, Ordering};
 use weights::{Bound, ExpertSource, Progress, Resident, Weights};
 
@@ -150,6 +150,13 @@ impl Executor {
     /// Those of the state.
     pub fn fill(&mut self, s: SeqId, n: u32, seed: u64) -> Result<()> {
         Ok(self.state.fill(self.dev.as_mut(), s, n, seed)?)
+    }
+    /// Where the recurrent states of a sequence lie on the [device](Self::device).
+    ///
+    /// # Errors
+    /// Those of the state.
+    pub fn recurrent(&self, s: SeqId) -> Result<Vec<Recurrent>> {
+        Ok(self.state.recurrent(s)?)
     }
     /// Positions a sequence has.
     pub fn len(&self, s: SeqId) -> Result<u32> {

@@ -5,7 +5,8 @@ use crate::append::{Pending, Span};
 use crate::error::{Error, Result};
 use crate::sequence::SeqId;
 use crate::store::State;
-use device::{Buf, Device, RecView, RowClass, StreamView, kv};
+use device::kv::{self, Pieces};
+use device::{Buf, Device, RecView, RowClass, StreamView};
 use memory::{KvFormat, PAGE_POSITIONS};
 use std::ops::Range;
 
@@ -94,19 +95,47 @@ fn by_page(at: &Range<u32>) -> impl Iterator<Item = (u32, Range<u32>)> {
 
 /// Writes keys and values of some positions of one page.
 fn page(dev: &mut dyn Device, st: &StreamView, page: u64, at: &Range<u32>, key: Key) -> Result<()> {
-    let (n, first) = ((at.end - at.start) as u64, page * st.page_bytes);
+    let first = page * st.page_bytes;
+    let place = at.start % PAGE_POSITIONS;
     for (plane, head) in (0..2).flat_map(|p| (0..st.heads).map(move |h| (p, h))) {
         let (mut codes, mut scales) = (Vec::new(), Vec::new());
         for pos in at.clone() {
             let mut draw = key.and(((plane * st.heads + head) as u64) << 32 | pos as u64);
             vector(&mut draw, st, &mut codes, &mut scales);
         }
-        let place = at.start % PAGE_POSITIONS;
-        let to = part(st.buf, first + st.vector_at(plane, head, place), n * st.fmt.code_bytes(st.d))?;
-        dev.write(to, &codes)?;
+        vectors(dev, st, first + st.block_at(plane, head), plane, place, &codes)?;
         if !scales.is_empty() {
-            let to = part(st.buf, first + st.scale_at(plane, head, place), n * st.fmt.scale_bytes())?;
+            let to = part(st.buf, first + st.scale_at(plane, head, place), scales.len() as u64)?;
             dev.write(to, &scales)?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes the elements of neighbouring vectors of the block at `first`.
+fn vectors(dev: &mut dyn Device, st: &StreamView, first: u64, plane: u32, place: u32, codes: &[u8]) -> Result<()> {
+    let bytes = st.fmt.code_bytes(st.d) as usize;
+    let of = |at: u32| Pieces::of(st.fmt, plane, st.d, at);
+    if of(place).count == 1 {
+        dev.write(part(st.buf, first + of(place).first as u64, codes.len() as u64)?, codes)?;
+        return Ok(());
+    }
+    let (group, mut rest, mut at) = (kv::KEYS as usize * bytes, codes, place);
+    while !rest.is_empty() {
+        if at.is_multiple_of(kv::KEYS) && rest.len() >= group {
+            // A whole group of interleaved keys at once.
+            let mut block = vec![0; group];
+            for (i, codes) in (0..).zip(rest[..group].chunks_exact(bytes)) {
+                of(i).scatter(codes, &mut block);
+            }
+            dev.write(part(st.buf, first + of(at).first as u64, group as u64)?, &block)?;
+            (rest, at) = (&rest[group..], at + kv::KEYS);
+        } else {
+            let pieces = of(at);
+            for (off, piece) in pieces.offsets().zip(rest.chunks_exact(pieces.len)) {
+                dev.write(part(st.buf, first + off as u64, pieces.len as u64)?, piece)?;
+            }
+            (rest, at) = (&rest[bytes..], at + 1);
         }
     }
     Ok(())

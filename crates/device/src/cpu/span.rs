@@ -24,10 +24,6 @@ impl<T: Copy> Span<T> {
         let s = Span { base: Ptr::new(base), rows, heads, cols, stride: [row, head] };
         if base.is_aligned() { Ok(s) } else { Err(Error::BadBuf) }
     }
-    /// A dense array of scratch, of the same shape as `like`.
-    pub fn scratch(base: Ptr<T>, like: &Span<T>) -> Self {
-        Span { base, stride: [like.width(), like.cols], ..*like }
-    }
     /// Address of the first column of (`row`, `head`); inside the view for rows and heads inside it.
     pub fn at(&self, row: usize, head: usize) -> *mut T {
         self.base.raw().wrapping_add(row * self.stride[0] + head * self.stride[1])

@@ -9,7 +9,8 @@
 //! - [`tables`]: centroids of `tq4`.
 //! - [`tq4`], [`q8`]: codes and scales of a rotated vector.
 //!
-//! Layout: a stream's vectors of one head in a page are their codes, one vector behind the other, then their scales (f16).
+//! Layout of a stream's vectors of one head in a page: the elements of all of them, then their scales (f16). Elements of
+//! vectors lie one vector behind the other, but for keys of the rotated formats, which are interleaved ([`Pieces`]).
 
 pub mod q8;
 pub mod rotation;
@@ -30,6 +31,54 @@ pub fn fingerprint(fmt: KvFormat) -> String {
         KvFormat::F32 | KvFormat::Bf16 => fmt.name().into(),
         KvFormat::Q8 => format!("q8/1: {}, max f16, 8 bits", rotation()),
         KvFormat::Tq4 => format!("tq4/1: {}, norm f16, lloyd-max sphere 16", rotation()),
+    }
+}
+
+/// Rotated keys that lie together, and how many bytes of each in turn: one register of 16 lanes then holds a few
+/// elements of 16 keys, and scores need no sums across lanes.
+pub const KEYS: u32 = 16;
+const PIECE: u32 = 4;
+
+/// Where the elements of one vector lie among those of a head's vectors in a page: `count` pieces of `len` bytes, `step`
+/// bytes apart.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Pieces {
+    /// Byte offset of the first.
+    pub first: usize,
+    /// Bytes from one to the next.
+    pub step: usize,
+    /// Bytes of one.
+    pub len: usize,
+    /// How many.
+    pub count: usize,
+}
+
+impl Pieces {
+    /// Those of vector `at` of a page, a key (`plane` 0) or a value (`plane` 1) of width `d`.
+    #[inline(always)]
+    pub fn of(fmt: KvFormat, plane: u32, d: u32, at: u32) -> Self {
+        let bytes = fmt.code_bytes(d) as usize;
+        if plane == 0 && fmt.rotated() {
+            let (group, place) = ((at / KEYS) as usize, (at % KEYS) as usize);
+            let (len, keys) = (PIECE as usize, KEYS as usize);
+            return Pieces { first: group * keys * bytes + place * len, step: keys * len, len, count: bytes / len };
+        }
+        Pieces { first: at as usize * bytes, step: bytes, len: bytes, count: 1 }
+    }
+    /// Byte offsets.
+    #[inline(always)]
+    pub fn offsets(self) -> impl Iterator<Item = usize> {
+        (0..self.count).map(move |i| self.first + i * self.step)
+    }
+    /// The vector's elements out of those of all.
+    pub fn gather(self, block: &[u8]) -> Vec<u8> {
+        self.offsets().flat_map(|at| block[at..at + self.len].iter().copied()).collect()
+    }
+    /// The vector's elements among those of all.
+    pub fn scatter(self, codes: &[u8], block: &mut [u8]) {
+        for (at, piece) in self.offsets().zip(codes.chunks_exact(self.len)) {
+            block[at..at + self.len].copy_from_slice(piece);
+        }
     }
 }
 

@@ -211,3 +211,23 @@ fn what_cannot_be_stored_is_clamped_and_counted_or_no_number() {
         }
     }
 }
+
+#[test]
+fn a_page_holds_every_vector_in_a_place_of_its_own() {
+    for (fmt, d) in KvFormat::ALL.into_iter().flat_map(|f| WIDTHS.map(|d| (f, d))) {
+        for plane in 0..2 {
+            let bytes = fmt.code_bytes(d as u32) as usize;
+            let mut owner = vec![0; 256 * bytes];
+            for at in 0..256 {
+                let p = Pieces::of(fmt, plane, d as u32, at);
+                assert_eq!(p.count * p.len, bytes);
+                p.offsets().for_each(|o| owner[o..o + p.len].iter_mut().for_each(|o| *o += 1));
+            }
+            assert!(owner.iter().all(|&n| n == 1), "{fmt:?} {d}");
+        }
+    }
+    // Four bytes of each of sixteen keys in turn; values one behind the other.
+    let of = |plane, at| Pieces::of(KvFormat::Tq4, plane, 256, at);
+    assert_eq!(of(0, 17), Pieces { first: 16 * 128 + 4, step: 64, len: 4, count: 32 });
+    assert_eq!(of(1, 17), Pieces { first: 17 * 128, step: 128, len: 128, count: 1 });
+}

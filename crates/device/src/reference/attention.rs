@@ -3,7 +3,7 @@
 use super::values::{floats, floats_at, ints};
 use crate::error::{Error, Result};
 use crate::host::HostMemory;
-use crate::kv::{self, Signs};
+use crate::kv::{self, Pieces, Signs};
 use crate::op::{Rows, StreamView};
 use crate::view::{Buf, View};
 use half::f16;
@@ -20,34 +20,34 @@ fn place(st: &StreamView, rows: &Rows, table: &[i32], slots: &[i32], s: usize, p
     Ok((u64::try_from(page).map_err(|_| Error::BadBuf)?, p % 256))
 }
 
-/// Where elements and scale of a vector lie.
-fn vector(st: &StreamView, page: u64, plane: u32, head: u32, at: u32) -> Result<(Buf, Buf)> {
-    let first = page * st.page_bytes;
-    let codes = st.buf.slice(first + st.vector_at(plane, head, at), st.fmt.code_bytes(st.d)).ok_or(Error::BadBuf)?;
-    let scale = st.buf.slice(first + st.scale_at(plane, head, at), st.fmt.scale_bytes()).ok_or(Error::BadBuf)?;
-    Ok((codes, scale))
+/// The vectors of a head in a page.
+fn block(st: &StreamView, page: u64, plane: u32, head: u32) -> Result<Buf> {
+    st.buf.slice(page * st.page_bytes + st.block_at(plane, head), st.block_bytes()).ok_or(Error::BadBuf)
 }
 
-fn load(mem: &HostMemory, st: &StreamView, signs: &Signs, (codes, scale): (Buf, Buf)) -> Result<Vec<f32>> {
-    let scale = match *mem.bytes(&scale)? {
-        [a, b] => f16::from_le_bytes([a, b]),
-        _ => f16::ONE,
-    };
+/// Where the scale of vector `at` lies among a head's vectors, where there is one.
+fn scale_at(st: &StreamView, at: u32) -> Option<usize> {
+    st.fmt.rotated().then(|| st.scale_at(0, 0, at) as usize)
+}
+
+fn load(mem: &HostMemory, st: &StreamView, signs: &Signs, block: Buf, (plane, at): (u32, u32)) -> Result<Vec<f32>> {
+    let bytes = mem.bytes(&block)?;
+    let scale = scale_at(st, at).map_or(f16::ONE, |s| f16::from_le_bytes([bytes[s], bytes[s + 1]]));
     let mut x = vec![0.0; st.d as usize];
-    kv::decode(st.fmt, signs, mem.bytes(&codes)?, scale, &mut x);
+    kv::decode(st.fmt, signs, &Pieces::of(st.fmt, plane, st.d, at).gather(bytes), scale, &mut x);
     Ok(x)
 }
 
-fn store(mem: &HostMemory, st: &StreamView, signs: &Signs, (codes, scale): (Buf, Buf), x: &[f32]) -> Result<()> {
-    let mut bytes = vec![0; codes.bytes() as usize];
-    let s = kv::encode(st.fmt, signs, x, &mut bytes);
-    let put = |b: &Buf, bytes: &[u8]| {
-        // SAFETY: `b` was cut from the stream's buffer with this length, and `append` is the only writer.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), mem.ptr_mut(b)?, bytes.len()) };
-        Ok(())
-    };
-    put(&codes, &bytes)?;
-    s.map_or(Ok(()), |s| put(&scale, &s.to_le_bytes()))
+fn store(mem: &HostMemory, st: &StreamView, block: Buf, head: u32, (plane, at): (u32, u32), x: &[f32]) -> Result<()> {
+    let mut codes = vec![0; st.fmt.code_bytes(st.d) as usize];
+    let scale = kv::encode(st.fmt, &Signs::new(st.layer, plane, head), x, &mut codes);
+    // SAFETY: `block` was cut from the stream's buffer, and `append` is the only one that touches it.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(mem.ptr_mut(&block)?, block.bytes() as usize) };
+    Pieces::of(st.fmt, plane, st.d, at).scatter(&codes, bytes);
+    if let (Some(to), Some(scale)) = (scale_at(st, at), scale) {
+        bytes[to..to + 2].copy_from_slice(&scale.to_le_bytes());
+    }
+    Ok(())
 }
 
 /// Writes the rows to a stream and to the pages beside it.
@@ -75,8 +75,7 @@ fn write(
             let p = pos[row] as u32;
             if keeps(p) {
                 let (page, at) = place(st, rows, &table, &slots, seq[row] as usize, p)?;
-                let signs = Signs::new(st.layer, plane, h);
-                store(mem, st, &signs, vector(st, page, plane, h, at)?, head)?;
+                store(mem, st, block(st, page, plane, h)?, h, (plane, at), head)?;
             }
         }
     }
@@ -120,9 +119,9 @@ pub fn attention(
         for j in first..=p {
             let st = &source(st, p, j);
             let (page, at) = place(st, rows, &table, &slots, seq[row] as usize, j)?;
-            let key = load(mem, st, &signs[0], vector(st, page, 0, kv_head, at)?)?;
+            let key = load(mem, st, &signs[0], block(st, page, 0, kv_head)?, (0, at))?;
             scores.push(super::basic::dot(query, &key) * scale);
-            values.push(load(mem, st, &signs[1], vector(st, page, 1, kv_head, at)?)?);
+            values.push(load(mem, st, &signs[1], block(st, page, 1, kv_head)?, (1, at))?);
         }
         let sink = sinks.as_ref().map(|s| s[h as usize]);
         y.extend(softmax_sum(&scores, &values, sink, d));

@@ -141,9 +141,10 @@ impl Attention {
 
 /// Encodes one vector into its page.
 fn put(st: &StreamView, page: &mut [u8], (plane, head, at): (u32, u32, u32), x: &[f32]) {
-    let from = st.vector_at(plane, head, at) as usize;
-    let codes = &mut page[from..from + st.fmt.code_bytes(st.d) as usize];
-    if let Some(scale) = kv::encode(st.fmt, &kv::Signs::new(st.layer, plane, head), x, codes) {
+    let mut codes = vec![0; st.fmt.code_bytes(st.d) as usize];
+    let scale = kv::encode(st.fmt, &kv::Signs::new(st.layer, plane, head), x, &mut codes);
+    kv::Pieces::of(st.fmt, plane, st.d, at).scatter(&codes, &mut page[st.block_at(plane, head) as usize..]);
+    if let Some(scale) = scale {
         let at = st.scale_at(plane, head, at) as usize;
         page[at..at + 2].copy_from_slice(&scale.to_le_bytes());
     }

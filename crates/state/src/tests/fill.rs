@@ -105,7 +105,9 @@ fn pages_of_every_format_are_filled_with_numbers() {
         let mut dev = Reference::new(RegionSizes { step: 0, carry: 0 }).unwrap();
         let mut st = State::new(&decls, LIMITS, &Ledger::new(&[(Tier::Host, 1 << 30)]), &mut dev).unwrap();
         let seq = st.open().unwrap();
-        st.fill(&mut dev, seq, 700, 7).unwrap();
+        for n in [270, 1, 400, 29] {
+            st.fill(&mut dev, seq, n, 7).unwrap();
+        }
         let (v, pages) = (st.view(5).unwrap(), st.seqs.get(seq).unwrap().pages.clone());
         let (own, sink) = (v.beside(&v.own.unwrap()), v.beside(&v.sink.unwrap()));
         let mut square = 0.0;
@@ -116,8 +118,8 @@ fn pages_of_every_format_are_filled_with_numbers() {
             for ((v, page), _) in of.into_iter().zip(there).filter(|(_, there)| *there) {
                 for (plane, head) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                     let at = |off| page as u64 * v.page_bytes + off;
-                    let codes =
-                        read(&mut dev, v.buf, at(v.vector_at(plane, head, pos % 256)), v.fmt.code_bytes(v.d));
+                    let block = read(&mut dev, v.buf, at(v.block_at(plane, head)), v.block_bytes());
+                    let codes = kv::Pieces::of(v.fmt, plane, v.d, pos % 256).gather(&block);
                     let scale = read(&mut dev, v.buf, at(v.scale_at(plane, head, pos % 256)), v.fmt.scale_bytes());
                     let scale = scale.first_chunk().map_or(f16::ONE, |b| f16::from_le_bytes(*b));
                     let mut x = [0.0; 64];

@@ -5,7 +5,7 @@ use crate::cpu::Cx;
 use crate::cpu::lanes::{Lanes, Work, dispatch};
 use crate::cpu::span::Span;
 use crate::error::Result;
-use crate::kv::{self, Signs};
+use crate::kv::{self, Pieces, Signs};
 use crate::op::{Rows, StreamView};
 use crate::view::View;
 use memory::KvFormat;
@@ -56,10 +56,20 @@ impl To<'_> {
             // SAFETY: `d` columns of a checked view, and a vector inside a page that only this row writes.
             unsafe {
                 let x = std::slice::from_raw_parts(x.at(row, head).cast_const(), x.cols);
-                let codes = std::slice::from_raw_parts_mut(to.add(place * pages.vector), pages.vector);
-                if let Some(scale) = kv::encode(self.fmt, &self.signs[head][plane], x, codes) {
-                    to.add(pages.scales).cast::<[u8; 2]>().add(place).write(scale.to_le_bytes());
+                if !self.fmt.rotated() {
+                    let codes = std::slice::from_raw_parts_mut(to.add(place * pages.vector), pages.vector);
+                    kv::encode(self.fmt, &self.signs[head][plane], x, codes);
+                    continue;
                 }
+                let mut codes = [0; kv::rotation::MAX_WIDTH];
+                let codes = &mut codes[..pages.vector];
+                let scale = kv::encode(self.fmt, &self.signs[head][plane], x, codes);
+                let pieces = Pieces::of(self.fmt, plane as u32, x.len() as u32, place as u32);
+                for (at, piece) in pieces.offsets().zip(codes.chunks_exact(pieces.len)) {
+                    std::ptr::copy_nonoverlapping(piece.as_ptr(), to.add(at), pieces.len);
+                }
+                let scale = scale.unwrap_or_default();
+                to.add(pages.scales).cast::<[u8; 2]>().add(place).write(scale.to_le_bytes());
             }
         }
     }

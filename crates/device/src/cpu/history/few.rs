@@ -4,19 +4,26 @@
 use super::attention::{Attention, Sources, TILE, exp1};
 use super::pages::{PAGE, Pages, Trouble};
 use super::stored::{Stored, WithFormat, pick};
+use super::packed::{Keys, outside};
 use super::tile::{HEADS, Tile, by_scales, soften};
 use crate::cpu::Cx;
 use crate::cpu::lanes::{Lanes, Work, dispatch};
-use crate::cpu::ptr::Ptr;
-use crate::cpu::span::Span;
 use crate::error::Result;
+use crate::kv::rotation::MAX_WIDTH;
 use crate::op::{Rows, StreamView};
 use crate::view::View;
 use memory::KvFormat;
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use super::ints::{self, Block, Head};
+
 /// Most partitions of a row.
 const PARTS: u32 = 32;
+
+/// Floats behind a rotated query: what 1 stands for where it was rounded to integers, and a gap that keeps queries on
+/// lines of 64 bytes.
+const UNIT: u64 = 16;
 
 /// Most partitions that a row of this stream can have.
 pub fn parts(st: &StreamView, rows: &Rows) -> u64 {
@@ -28,7 +35,7 @@ pub fn parts(st: &StreamView, rows: &Rows) -> u64 {
 /// sum of weights and the weighted values; then the rotated queries.
 pub fn floats(q: &View, st: &StreamView, rows: &Rows) -> u64 {
     let beside = (st.own.is_some() || st.sink.is_some()) as u64;
-    let turned = if st.fmt.rotated() { q.cols as u64 } else { 0 };
+    let turned = if st.fmt.rotated() { q.cols as u64 + UNIT } else { 0 };
     rows.n as u64 * q.heads as u64 * ((parts(st, rows) + beside) * (q.cols as u64 + 2) + turned)
 }
 
@@ -65,14 +72,23 @@ struct Looks {
 #[derive(Copy, Clone)]
 struct Few<'a> {
     a: Attention,
-    /// Queries as the history has keys: rotated where it is.
-    turned: Span<f32>,
+    /// Rotated queries, where the history is rotated: `f32[rows, heads, d + UNIT]`.
+    turned: *mut f32,
     /// Partitions there is room for, behind which comes what is read beside the history.
     room: usize,
     trouble: &'a Trouble,
 }
 
+// SAFETY: scratch is written in disjoint pieces, as every method that hands out a piece says.
+unsafe impl Sync for Few<'_> {}
+// SAFETY: as above.
+unsafe impl Send for Few<'_> {}
+
 impl Few<'_> {
+    /// Where the rotated query of (row, head) lies.
+    fn turned(&self, row: usize, head: usize) -> *mut f32 {
+        self.turned.wrapping_add((row * self.a.q.heads + head) * (self.a.d() + UNIT as usize))
+    }
     /// Where a partition's maximum, sum and values lie.
     fn held(&self, row: usize, head: usize, part: usize) -> *mut f32 {
         let at = (row * self.a.q.heads + head) * (self.room + self.a.beside() as usize) + part;
@@ -98,26 +114,41 @@ impl Few<'_> {
     }
 }
 
-/// Rotates the queries of some (row, head)s into scratch.
-struct Turn<'a> {
+/// Rotates the queries of some (row, head)s into scratch, as f32 or as integers, as the kernels want them.
+struct Turn<'a, S> {
     few: Few<'a>,
     of: Range<usize>,
+    stored: S,
 }
 
-impl Work for Turn<'_> {
+impl<S: Stored> Work for Turn<'_, S> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let (a, d) = (&self.few.a, self.few.a.d());
         for i in self.of.clone() {
             let (row, head) = (i / a.q.heads, i % a.q.heads);
-            // SAFETY: d columns of a checked view, and d floats of scratch that this task alone writes.
+            let mut turned = [0.0; MAX_WIDTH];
+            let (turned, to) = (&mut turned[..d], self.few.turned(row, head));
+            // SAFETY: d columns of a checked view, and d + UNIT floats of scratch that this task alone writes.
             unsafe {
-                let to = std::slice::from_raw_parts_mut(self.few.turned.at(row, head), d);
-                to.copy_from_slice(std::slice::from_raw_parts(a.q.at(row, head).cast_const(), d));
-                a.signs(0, head / a.group()).rotate(to);
+                turned.copy_from_slice(std::slice::from_raw_parts(a.q.at(row, head).cast_const(), d));
+                a.signs(0, head / a.group()).rotate(turned);
+                #[cfg(target_arch = "x86_64")]
+                if in_integers::<L>() {
+                    let pairs = std::slice::from_raw_parts_mut(to.cast::<i32>(), d / 2);
+                    to.add(d).write(self.stored.codes(d).query(turned, pairs));
+                    continue;
+                }
+                std::ptr::copy_nonoverlapping(turned.as_ptr(), to, d);
             }
         }
     }
+}
+
+/// Whether rotated history is read by the kernels of `ints`.
+#[cfg(target_arch = "x86_64")]
+fn in_integers<L: Lanes>() -> bool {
+    L::N == 16
 }
 
 /// One partition of one row, for all query heads of a key head.
@@ -136,7 +167,7 @@ impl<S: Stored> Work for Part<'_, S> {
         if self.part < looks.cut.parts {
             self.few.begin(self.row, self.kv, self.part);
             let seen = looks.cut.part(&looks.sources.main, self.part);
-            self.walk::<L>(&self.few.a.pages, &self.few.turned, looks.seq, seen);
+            self.walk::<L>(&self.few.a.pages, looks.seq, seen);
         }
     }
 }
@@ -152,7 +183,7 @@ impl<S: Stored> Work for Beside<'_, S> {
         part.few.begin(part.row, part.kv, part.part);
         for (pages, seen) in [(a.sink, looks.sources.sink), (a.own, looks.sources.own)] {
             if let Some(pages) = pages {
-                part.walk::<L>(&pages, &a.q, looks.seq, seen);
+                part.walk::<L>(&pages, looks.seq, seen);
             }
         }
     }
@@ -160,7 +191,7 @@ impl<S: Stored> Work for Beside<'_, S> {
 
 impl<S: Stored> Part<'_, S> {
     #[inline(always)]
-    fn walk<L: Lanes>(&self, pages: &Pages, q: &Span<f32>, seq: usize, seen: Range<usize>) {
+    fn walk<L: Lanes>(&self, pages: &Pages, seq: usize, seen: Range<usize>) {
         let (few, group) = (&self.few, self.few.a.group());
         let Range { mut start, end } = seen;
         while start < end {
@@ -169,7 +200,13 @@ impl<S: Stored> Part<'_, S> {
             for first in (0..group).step_by(HEADS) {
                 let heads = self.kv * group + first..self.kv * group + group.min(first + HEADS);
                 // SAFETY: n vectors from `start` on lie in the page; a tile never leaves it.
-                unsafe { self.tile::<L>(pages, q, heads, at, start % PAGE, n) };
+                unsafe {
+                    if S::ROTATED {
+                        self.rotated::<L>(pages, heads, at, start % PAGE, n);
+                    } else {
+                        self.tile::<L>(pages, heads, at, start % PAGE, n);
+                    }
+                }
             }
             start += n;
         }
@@ -180,7 +217,6 @@ impl<S: Stored> Part<'_, S> {
     unsafe fn tile<L: Lanes>(
         &self,
         pages: &Pages,
-        q: &Span<f32>,
         heads: Range<usize>,
         at: (*mut u8, *mut u8),
         place: usize,
@@ -190,9 +226,8 @@ impl<S: Stored> Part<'_, S> {
         let mut scores = [[f32::NEG_INFINITY; TILE]; HEADS];
         let mut kept = [1.0; HEADS];
         let elements = |block: *mut u8| block.wrapping_add(place * pages.vector).cast_const();
-        let scales = |block: *mut u8| block.wrapping_add(pages.scales + 2 * place).cast_const().cast::<u16>();
         let mut tile = Tile {
-            q: [q.at(self.row, heads.start).cast_const(); HEADS],
+            q: [a.q.at(self.row, heads.start).cast_const(); HEADS],
             acc: [std::ptr::null_mut(); HEADS],
             keys: elements(at.0),
             values: elements(at.1),
@@ -202,7 +237,7 @@ impl<S: Stored> Part<'_, S> {
             scale: a.scale,
         };
         for h in 0..heads.len() {
-            tile.q[h] = q.at(self.row, heads.start + h);
+            tile.q[h] = a.q.at(self.row, heads.start + h);
             tile.acc[h] = self.few.held(self.row, heads.start + h, self.part).wrapping_add(2);
         }
         // As many heads at once as the registers hold sums of; a head's own arithmetic is the same in any block.
@@ -218,16 +253,10 @@ impl<S: Stored> Part<'_, S> {
                 }
             }
             for h in 0..h {
-                if S::ROTATED {
-                    by_scales::<L>(&mut scores[h], n, scales(at.0), s.unit());
-                }
                 let (max, sum) = (tile.acc[h].sub(2), tile.acc[h].sub(1));
                 let (m, kept_h, weights) = soften::<L>(&mut scores[h], n, *max);
                 (*max, kept[h]) = (m, kept_h);
                 *sum = *sum * kept_h + weights;
-                if S::ROTATED {
-                    by_scales::<L>(&mut scores[h], n, scales(at.1), s.unit());
-                }
             }
             for at in (0..h).step_by(4) {
                 match (h - at).min(4) {
@@ -241,15 +270,173 @@ impl<S: Stored> Part<'_, S> {
     }
 }
 
-/// Sums up the partitions of (row, head)s in a tree that their number alone decides, turns the sum back where the history
-/// is rotated, and adds what was read beside it.
-struct Meet<'a> {
-    few: Few<'a>,
-    rotated: bool,
-    of: Range<usize>,
+impl<S: Stored> Part<'_, S> {
+    /// As [`tile`](Self::tile), of a rotated history.
+    #[inline(always)]
+    unsafe fn rotated<L: Lanes>(
+        &self,
+        pages: &Pages,
+        heads: Range<usize>,
+        at: (*mut u8, *mut u8),
+        place: usize,
+        n: usize,
+    ) {
+        let (few, s) = (&self.few, self.stored);
+        let base = place / TILE * TILE;
+        let seen = place - base..place - base + n;
+        let mut scores = [[0.0; TILE]; HEADS];
+        let mut q = [std::ptr::null_mut::<f32>(); HEADS];
+        q.iter_mut().zip(heads.clone()).for_each(|(q, head)| *q = few.turned(self.row, head));
+        let q = &q[..heads.len()];
+        let scales = |block: *mut u8| block.wrapping_add(pages.scales + 2 * base).cast_const().cast::<u16>();
+        // SAFETY: the tile lies in the page, queries and partitions are of d columns.
+        unsafe {
+            let by = self.scores::<L>(&seen, base, at.0, pages.vector, q, &mut scores);
+            let mut kept = [0.0; HEADS];
+            for (h, head) in heads.clone().enumerate() {
+                let x = &mut scores[h];
+                by_scales::<L>(x, TILE, scales(at.0), by[h] * s.unit() * few.a.scale);
+                outside(x, &seen, f32::NEG_INFINITY);
+                let held = few.held(self.row, head, self.part);
+                let (max, kept_h, sum) = soften::<L>(x, TILE, *held);
+                (*held, kept[h]) = (max, kept_h);
+                *held.add(1) = *held.add(1) * kept_h + sum;
+                by_scales::<L>(x, TILE, scales(at.1), s.unit());
+                outside(x, &seen, 0.0);
+            }
+            self.weigh::<L>(&seen, base, at.1, pages.vector, heads, &mut scores, &kept);
+        }
+    }
+
+    /// Products of queries with the keys of a tile; returns what 1 stands for in those of each head.
+    #[inline(always)]
+    unsafe fn scores<L: Lanes>(
+        &self,
+        seen: &Range<usize>,
+        base: usize,
+        block: *mut u8,
+        vector: usize,
+        q: &[*mut f32],
+        to: &mut [[f32; TILE]; HEADS],
+    ) -> [f32; HEADS] {
+        let (d, stored, seen) = (self.few.a.d(), self.stored, seen.clone());
+        let mut by = [1.0; HEADS];
+        #[cfg(target_arch = "x86_64")]
+        if in_integers::<L>() {
+            let block = Block { codes: stored.codes(d), at: block, base, seen, d, vector };
+            let mut pairs = [std::ptr::null::<i32>(); HEADS];
+            for (h, q) in q.iter().enumerate() {
+                pairs[h] = q.cast_const().cast();
+                // SAFETY: `Turn` wrote it behind the query.
+                by[h] = unsafe { *q.add(d) };
+            }
+            // SAFETY: sixteen lanes are those of AVX-512, which here comes with VNNI; the rest is the caller's promise.
+            unsafe { ints::score(&block, &pairs[..q.len()], to) };
+            return by;
+        }
+        let keys = Keys { stored, block, base, seen, d };
+        let mut queries = [std::ptr::null::<f32>(); HEADS];
+        queries.iter_mut().zip(q).for_each(|(to, q)| *to = q.cast_const());
+        for first in (0..q.len()).step_by(4) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                match (q.len() - first).min(4) {
+                    4 => keys.score::<L, 4>(&queries, first, to),
+                    3 => keys.score::<L, 3>(&queries, first, to),
+                    2 => keys.score::<L, 2>(&queries, first, to),
+                    _ => keys.score::<L, 1>(&queries, first, to),
+                }
+            }
+        }
+        let _ = vector;
+        by
+    }
+
+    /// Adds the values of a tile by their weights.
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "a tile and what it is weighed with")]
+    unsafe fn weigh<L: Lanes>(
+        &self,
+        seen: &Range<usize>,
+        base: usize,
+        block: *mut u8,
+        vector: usize,
+        heads: Range<usize>,
+        p: &mut [[f32; TILE]; HEADS],
+        kept: &[f32; HEADS],
+    ) {
+        let (few, d, s) = (&self.few, self.few.a.d(), self.stored);
+        let sums = |head| few.held(self.row, head, self.part).wrapping_add(2);
+        #[cfg(target_arch = "x86_64")]
+        if in_integers::<L>() {
+            let codes = s.codes(d);
+            let nobody = Head { weights: [0; TILE], unit: 0.0, kept: 1.0, sums: std::ptr::null_mut() };
+            let mut all = [nobody; HEADS];
+            for (h, head) in heads.clone().enumerate() {
+                // SAFETY: sixteen lanes are those of AVX-512, which here comes with VNNI.
+                all[h].unit = unsafe { codes.weights(&p[h], &mut all[h].weights) };
+                (all[h].kept, all[h].sums) = (kept[h], sums(head));
+            }
+            let block = Block { codes, at: block, base, seen: seen.clone(), d, vector };
+            // SAFETY: as in `scores`.
+            return unsafe { ints::weigh(&block, &all[..heads.len()]) };
+        }
+        let values = block.wrapping_add((base + seen.start) * vector).cast_const();
+        let mut tile = Tile {
+            q: [std::ptr::null(); HEADS],
+            acc: [std::ptr::null_mut(); HEADS],
+            keys: values,
+            values,
+            vector,
+            n: seen.len(),
+            d,
+            scale: 1.0,
+        };
+        let h = heads.len();
+        for (h, head) in heads.enumerate() {
+            tile.acc[h] = sums(head);
+            p[h].copy_within(seen.clone(), 0);
+        }
+        for at in (0..h).step_by(4) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                match (h - at).min(4) {
+                    4 => tile.weigh::<L, S, 4>(s, at, p, kept),
+                    3 => tile.weigh::<L, S, 3>(s, at, p, kept),
+                    2 => tile.weigh::<L, S, 2>(s, at, p, kept),
+                    _ => tile.weigh::<L, S, 1>(s, at, p, kept),
+                }
+            }
+        }
+    }
 }
 
-impl Work for Meet<'_> {
+/// Sums up the partitions of (row, head)s in a tree that their number alone decides, turns the sum back where the history
+/// is rotated, and adds what was read beside it.
+struct Meet<'a, S> {
+    few: Few<'a>,
+    of: Range<usize>,
+    stored: S,
+}
+
+impl<S: Stored> Meet<'_, S> {
+    /// Turns `d` sums of rotated values back.
+    #[inline(always)]
+    unsafe fn back<L: Lanes>(&self, sums: *mut f32, head: usize) {
+        let (a, d) = (&self.few.a, self.few.a.d());
+        // SAFETY: d floats of a partition that this task alone touches.
+        let sums = unsafe { std::slice::from_raw_parts_mut(sums, d) };
+        #[cfg(target_arch = "x86_64")]
+        if in_integers::<L>() {
+            let (codes, mut mixed) = (self.stored.codes(d), [0.0; MAX_WIDTH]);
+            mixed[..d].copy_from_slice(sums);
+            mixed[..d].iter().enumerate().for_each(|(i, x)| sums[codes.element(i)] = *x);
+        }
+        a.signs(1, head / a.group()).unrotate(sums);
+    }
+}
+
+impl<S: Stored> Work for Meet<'_, S> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let (few, a, d) = (&self.few, &self.few.a, self.few.a.d());
@@ -268,8 +455,8 @@ impl Work for Meet<'_> {
             // SAFETY: partition 0 holds the sum of all, where there is any; what was read beside it comes behind the last.
             unsafe {
                 let mut all = held(0);
-                if self.rotated && cut.parts > 0 {
-                    a.signs(1, head / a.group()).unrotate(std::slice::from_raw_parts_mut(all.add(2), d));
+                if S::ROTATED && cut.parts > 0 {
+                    self.back::<L>(all.add(2), head);
                 }
                 if a.beside() {
                     let beside = held(few.room);
@@ -330,15 +517,15 @@ impl WithFormat for Run<'_, '_> {
     fn with<S: Stored>(self, stored: S) -> Result<()> {
         let Run { cx, a, room, side } = self;
         let trouble = Trouble::default();
-        let mut few = Few { a, turned: a.q, room, trouble: &trouble };
+        let mut few = Few { a, turned: std::ptr::null_mut(), room, trouble: &trouble };
         let (rows, heads) = (a.q.rows, a.pages.heads);
         let looks = || (0..rows).filter_map(|r| few.looks(r));
         let most = looks().map(|l| l.cut.parts).max().unwrap_or(0);
         let keys: usize = looks().map(|l| l.sources.main.len()).sum();
         trouble.end()?;
         if S::ROTATED {
-            few.turned = Span::scratch(Ptr::new(few.held(rows, 0, 0)), &a.q);
-            cx.share(rows * a.q.heads, a.d(), |of| dispatch(cx.isa, Turn { few, of }))?;
+            few.turned = few.held(rows, 0, 0);
+            cx.share(rows * a.q.heads, a.d(), |of| dispatch(cx.isa, Turn { few, of, stored }))?;
         }
         let items = rows * heads * most;
         let ns = keys * heads * a.d() * (a.group() + 1) / 16 / items.max(1);
@@ -351,7 +538,7 @@ impl WithFormat for Run<'_, '_> {
             pick(side, a.d(), RunBeside { cx, few })?;
         }
         let ns = most * (20 + a.d() / 8) + if S::ROTATED { a.d() } else { 0 };
-        cx.share(rows * a.q.heads, ns, |of| dispatch(cx.isa, Meet { few, rotated: S::ROTATED, of }))?;
+        cx.share(rows * a.q.heads, ns, |of| dispatch(cx.isa, Meet { few, of, stored }))?;
         trouble.end()
     }
 }

@@ -3,6 +3,7 @@
 //! they do not depend on which rows share its tile.
 
 use super::attention::{Attention, Sight, Sources, TILE};
+use super::packed::{Keys, outside};
 use super::pages::{PAGE, Pages, Trouble};
 use super::stored::{Stored, WithFormat, pick};
 use super::tile::{by_scales, soften};
@@ -186,35 +187,27 @@ impl<S: Stored> Tile<'_, S> {
             }
         }
     }
-    /// The keys transposed, the values as they lie. Only positions that some row looks at are read.
+    /// The keys transposed, the values as they lie. Only positions that some row looks at are used.
     #[inline(always)]
     unsafe fn decode<L: Lanes, T: Stored>(&self, s: T, pages: &Pages, keys: Range<usize>, at: (*mut u8, *mut u8)) {
         let (d, room, vector) = (self.a.d(), self.room(), pages.vector);
-        let mut scales = [[1.0; TILE]; 2];
         if T::ROTATED {
-            for (to, block) in scales.iter_mut().zip([at.0, at.1]) {
-                let from = block.wrapping_add(pages.scales).cast::<u16>().wrapping_add(keys.start % PAGE);
-                // SAFETY: the scales of the tile's positions, which lie in the page.
-                unsafe { by_scales::<L>(to, keys.len(), from, s.unit()) };
-            }
+            // SAFETY: as in `run`.
+            return unsafe { self.decode_rotated::<L, T>(s, pages, keys, at) };
         }
-        for (i_key, p) in keys.enumerate() {
+        for p in keys {
             let (from, j) = (p % PAGE * vector, p % TILE);
-            let by = [L::splat(scales[0][i_key]), L::splat(scales[1][i_key])];
             let mut i = 0;
             while i < d {
                 let n = (d - i).min(L::N);
                 // SAFETY: elements i .. i + n of vectors inside the page, to column j of the keys and row j of the values.
                 unsafe {
                     let (key, value) = (at.0.add(from), at.1.add(from));
-                    let (mut key, mut value): (L, L) = if n < L::N {
+                    let (key, value): (L, L) = if n < L::N {
                         (s.load_part(key, i, n), s.load_part(value, i, n))
                     } else {
                         (s.load(key, i), s.load(value, i))
                     };
-                    if T::ROTATED {
-                        (key, value) = (key.mul(by[0]), value.mul(by[1]));
-                    }
                     value.put(self.at(room.values + j * d + i), n);
                     let mut each = [0.0; TILE];
                     key.store(each.as_mut_ptr());
@@ -223,6 +216,38 @@ impl<S: Stored> Tile<'_, S> {
                     }
                 }
                 i += L::N;
+            }
+        }
+    }
+    /// Interleaved keys lie transposed already.
+    #[inline(always)]
+    unsafe fn decode_rotated<L: Lanes, T: Stored>(
+        &self,
+        s: T,
+        pages: &Pages,
+        keys: Range<usize>,
+        at: (*mut u8, *mut u8),
+    ) {
+        let (d, room) = (self.a.d(), self.room());
+        let base = keys.start / TILE * TILE;
+        let seen = keys.start - base..keys.end - base;
+        let base = base % PAGE;
+        let mut scales = [[1.0; TILE]; 2];
+        // SAFETY: the tile lies in the page, with its scales.
+        unsafe {
+            for (to, block) in scales.iter_mut().zip([at.0, at.1]) {
+                let from = block.wrapping_add(pages.scales).cast::<u16>().wrapping_add(base);
+                by_scales::<L>(to, TILE, from, s.unit());
+                outside(to, &seen, 0.0);
+            }
+            Keys { stored: s, block: at.0, base, seen: seen.clone(), d }
+                .transposed::<L>(&scales[0], self.at(room.keys));
+            for j in seen {
+                let (value, by) = (at.1.add((base + j) * pages.vector).cast_const(), L::splat(scales[1][j]));
+                for i in (0..d).step_by(L::N) {
+                    let x: L = s.load(value, i);
+                    x.mul(by).store(self.at(room.values + j * d + i));
+                }
             }
         }
     }

@@ -1,14 +1,17 @@
 //! The formats of stored vectors: how elements become f32 in a register.
 
 use crate::cpu::lanes::Lanes;
-use crate::kv::{q8, tables};
+use crate::kv::{self, q8, tables};
 use memory::KvFormat;
+
+#[cfg(target_arch = "x86_64")]
+use super::ints::Codes;
 
 /// A format of stored vectors, elements of equal size. Elements of a format with scales are in units of the vector's.
 pub trait Stored: Copy + Sync {
-    /// Whether vectors are rotated and have a scale.
+    /// Whether vectors are rotated and have a scale, and keys are interleaved.
     const ROTATED: bool;
-    /// Elements `i .. i + N` of the vector at `p`, `i` a multiple of N.
+    /// Elements `i .. i + N` of the vector at `p`, `i` a multiple of N. Not for interleaved keys.
     ///
     /// # Safety
     /// They may be read.
@@ -17,11 +20,32 @@ pub trait Stored: Copy + Sync {
     ///
     /// # Safety
     /// They may be read.
-    unsafe fn load_part<L: Lanes>(&self, p: *const u8, i: usize, n: usize) -> L;
+    unsafe fn load_part<L: Lanes>(&self, _: *const u8, _: usize, _: usize) -> L {
+        L::zero()
+    }
+    /// Element `e` of the interleaved keys `j .. j + N`, `j` a multiple of N, of a head's keys at `block`, `d` wide.
+    ///
+    /// # Safety
+    /// They may be read.
+    unsafe fn keys<L: Lanes>(&self, _block: *const u8, _d: usize, _j: usize, _e: usize) -> L {
+        L::zero()
+    }
     /// Factor of a stored scale.
     fn unit(&self) -> f32 {
         1.0
     }
+    /// The same vectors for kernels that compute with integers.
+    #[cfg(target_arch = "x86_64")]
+    fn codes(&self, _d: usize) -> Codes {
+        Codes::None
+    }
+}
+
+/// Address of word `w` of the interleaved keys from `j` on, whose words are `words` each.
+#[inline(always)]
+fn key_words(block: *const u8, words: usize, j: usize, w: usize) -> *const u32 {
+    let keys = kv::KEYS as usize;
+    block.cast::<u32>().wrapping_add(j / keys * keys * words + w * keys + j % keys)
 }
 
 /// As it is.
@@ -69,11 +93,16 @@ impl Stored for Bytes {
         unsafe { L::load_i8(p.cast::<i8>().wrapping_add(i)) }
     }
     #[inline(always)]
-    unsafe fn load_part<L: Lanes>(&self, _: *const u8, _: usize, _: usize) -> L {
-        L::zero()
+    unsafe fn keys<L: Lanes>(&self, block: *const u8, d: usize, j: usize, e: usize) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { L::byte_of_words(key_words(block, d / 4, j, e / 4), e as u32 % 4 * 8) }
     }
     fn unit(&self) -> f32 {
         1.0 / q8::STEPS
+    }
+    #[cfg(target_arch = "x86_64")]
+    fn codes(&self, _: usize) -> Codes {
+        Codes::Bytes
     }
 }
 
@@ -98,11 +127,16 @@ impl Stored for Nibbles {
         unsafe { L::look(p.wrapping_add(i / 2), self.table) }
     }
     #[inline(always)]
-    unsafe fn load_part<L: Lanes>(&self, _: *const u8, _: usize, _: usize) -> L {
-        L::zero()
+    unsafe fn keys<L: Lanes>(&self, block: *const u8, d: usize, j: usize, e: usize) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { L::look_words(key_words(block, d / 8, j, e / 8), e as u32 % 8 * 4, self.table) }
     }
     fn unit(&self) -> f32 {
         self.unit
+    }
+    #[cfg(target_arch = "x86_64")]
+    fn codes(&self, d: usize) -> Codes {
+        Codes::nibbles(d)
     }
 }
 

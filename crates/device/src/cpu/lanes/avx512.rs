@@ -63,6 +63,17 @@ impl Lanes for Avx512 {
         Avx512(have!(_mm512_permutexvar_ps(index, _mm512_loadu_ps(table.as_ptr()))))
     }
     #[inline(always)]
+    unsafe fn look_words(p: *const u32, shift: u32, table: &[f32; 16]) -> Self {
+        // A permutation looks at the lowest four bits of its indices.
+        let index = have!(_mm512_srl_epi32(_mm512_loadu_si512(p.cast()), _mm_cvtsi32_si128(shift as i32)));
+        Avx512(have!(_mm512_permutexvar_ps(index, _mm512_loadu_ps(table.as_ptr()))))
+    }
+    #[inline(always)]
+    unsafe fn byte_of_words(p: *const u32, shift: u32) -> Self {
+        let up = have!(_mm512_sll_epi32(_mm512_loadu_si512(p.cast()), _mm_cvtsi32_si128(24 - shift as i32)));
+        Avx512(have!(_mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(up))))
+    }
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         have!(_mm512_storeu_ps(p, self.0))
     }

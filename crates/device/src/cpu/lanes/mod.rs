@@ -56,6 +56,16 @@ pub trait Lanes: Copy {
     /// # Safety
     /// `p .. p + N / 2` may be read.
     unsafe fn look(p: *const u8, table: &[f32; 16]) -> Self;
+    /// The entries of `table` that bits `shift .. shift + 4` of N words name.
+    ///
+    /// # Safety
+    /// `p .. p + N` may be read.
+    unsafe fn look_words(p: *const u32, shift: u32, table: &[f32; 16]) -> Self;
+    /// Bits `shift .. shift + 8` of N words as signed numbers.
+    ///
+    /// # Safety
+    /// `p .. p + N` may be read.
+    unsafe fn byte_of_words(p: *const u32, shift: u32) -> Self;
     /// # Safety
     /// `p .. p + N` may be written.
     unsafe fn store(self, p: *mut f32);

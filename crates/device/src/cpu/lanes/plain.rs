@@ -61,6 +61,18 @@ impl Lanes for Plain {
         Plain(std::array::from_fn(|i| table[(b[i / 2] >> (i % 2 * 4)) as usize & 15]))
     }
     #[inline(always)]
+    unsafe fn look_words(p: *const u32, shift: u32, table: &[f32; 16]) -> Self {
+        // SAFETY: eight readable words.
+        let w = unsafe { p.cast::<[u32; 8]>().read_unaligned() };
+        Plain(w.map(|w| table[(w >> shift) as usize & 15]))
+    }
+    #[inline(always)]
+    unsafe fn byte_of_words(p: *const u32, shift: u32) -> Self {
+        // SAFETY: eight readable words.
+        let w = unsafe { p.cast::<[u32; 8]>().read_unaligned() };
+        Plain(w.map(|w| (w >> shift) as i8 as f32))
+    }
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         // SAFETY: eight writable floats.
         unsafe { p.cast::<[f32; 8]>().write_unaligned(self.0) }
