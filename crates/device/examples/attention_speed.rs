@@ -1,11 +1,11 @@
 //! Times attention alone over deep history, at the geometry of a 27B model (24 query heads over 4 key heads, 256 wide), going
 //! round more than a gigabyte of pages:
-//! `cargo run --release -p device --example attention_speed -- [THREADS] [decode|prefill] [FORMAT ..]`.
+//! `cargo run --release -p device --example attention_speed -- [THREADS] [decode|prefill] [ISA] [FORMAT ..]`.
 //!
 //! Medians (least, most) of the time of one call, its rate of stored bytes, and that rate's share of what as many threads
 //! read from memory here. Pages are valid, their numbers random.
 
-use device::{Act, Buf, Cpu, CpuOptions, Device, Op, Region, RowClass, Rows, StreamView, View, kv};
+use device::{Act, Buf, Cpu, CpuOptions, Device, Isa, Op, Region, RowClass, Rows, StreamView, View, kv};
 use memory::{Class, KvFormat, Ledger, RegionSizes, Tier};
 use std::time::Instant;
 
@@ -23,12 +23,14 @@ fn main() -> Result<()> {
     let wants = |word: &str| !args.iter().any(|a| a == "decode" || a == "prefill") || args.iter().any(|a| a == word);
     let named: Vec<KvFormat> = args.iter().filter_map(|a| KvFormat::named(a)).collect();
     let formats = if named.is_empty() { vec![KvFormat::Bf16, KvFormat::Q8, KvFormat::Tq4] } else { named };
+    let isa = Isa::ALL.into_iter().find(|i| args.iter().any(|a| a == i.name()));
     let gbps = bandwidth(threads);
     println!("{threads} threads read {gbps:.1} GB/s");
     let classes = [("decode", RowClass::Few, 1, 15), ("prefill", RowClass::Many, 256, 3)];
     for (name, class, rows, rounds) in classes.into_iter().filter(|(name, ..)| wants(name)) {
         for (depth, &fmt) in DEPTHS.into_iter().flat_map(|d| formats.iter().map(move |f| (d, f))) {
-            let mut t = Bench::new(threads, fmt, depth, rows, class)?.times(rounds)?;
+            let mut t =
+                Bench::new(CpuOptions { threads: Some(threads), isa }, fmt, depth, rows, class)?.times(rounds)?;
             t.sort_by(f64::total_cmp);
             let (median, bytes) = (t[t.len() / 2], depth as f64 * 2.0 * KV as f64 * fmt.vector_bytes(D) as f64);
             let rate = bytes / median / 1e9;
@@ -79,9 +81,9 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(threads: usize, fmt: KvFormat, depth: u32, n: u32, class: RowClass) -> Result<Self> {
+    fn new(on: CpuOptions, fmt: KvFormat, depth: u32, n: u32, class: RowClass) -> Result<Self> {
         let ledger = Ledger::new(&[(Tier::Host, 8 << 30)]);
-        let mut dev = Cpu::new(CpuOptions { threads: Some(threads), isa: None }, RegionSizes { step: 16 << 20, carry: 0 })?;
+        let mut dev = Cpu::new(on, RegionSizes { step: 16 << 20, carry: 0 })?;
         let alloc = |dev: &mut Cpu, bytes: u64| -> Result<Buf> {
             Ok(dev.alloc(ledger.reserve(Tier::Host, Class::Workspace, "bench", bytes)?)?)
         };
@@ -90,17 +92,7 @@ impl Bench {
         let histories = CYCLE.div_ceil(pages as u64 * page_bytes) as u32 + 1;
         let count = pages as u64 * histories as u64;
         let buf = alloc(&mut dev, count * page_bytes)?;
-        let st = StreamView {
-            buf,
-            page_bytes,
-            fmt,
-            heads: KV,
-            d: D,
-            ring: 0,
-            layer: 3,
-            own: None,
-            sink: None,
-        };
+        let st = StreamView { buf, page_bytes, fmt, heads: KV, d: D, ring: 0, layer: 3, own: None, sink: None };
         let page = page(&st);
         for i in 0..count {
             dev.write(buf.slice(i * page_bytes, page_bytes).ok_or("a page beyond the buffer")?, &page)?;

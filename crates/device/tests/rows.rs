@@ -262,7 +262,17 @@ fn nothing_that_a_step_says_panics() {
                     w.dev.write_i32(rows.pos, &[5, -1, i32::MAX, 0, 0]).unwrap();
                 }
                 let buf = w.bytes("pages", Grade::Exact, &vec![0; 8 << 12]);
-                let st = StreamView { buf, page_bytes: 4096, fmt: F32, heads: 1, d: 2, ring: 0, layer: 0, own: None, sink: None };
+                let st = StreamView {
+                    buf,
+                    page_bytes: 4096,
+                    fmt: F32,
+                    heads: 1,
+                    d: 2,
+                    ring: 0,
+                    layer: 0,
+                    own: None,
+                    sink: None,
+                };
                 let x = w.input("x", dense(5, 1, 2), &[1.0; 10]);
                 let out = w.output("out", Grade::Exact, dense(5, 1, 2));
                 let attention = Op::Attention { out, q: x, st, rows, scale: 1.0, window: None, sinks: None };

@@ -154,7 +154,9 @@ impl Stream {
     }
     /// Bytes of these pages for all sequences.
     pub(crate) fn side_bytes(&self, l: &Limits) -> [u64; 2] {
-        let all = |s: Option<(KvFormat, u64, u32)>| s.map_or(0, |(_, page, ring)| product(&[page, ring as u64, l.parallel as u64]));
+        let all = |s: Option<(KvFormat, u64, u32)>| {
+            s.map_or(0, |(_, page, ring)| product(&[page, ring as u64, l.parallel as u64]))
+        };
         self.sides(l).map(all)
     }
     /// Pages of a sequence's ring, 0 where there is none: the window of the first of an append's rows, all its rows,
@@ -198,7 +200,11 @@ impl Stream {
                 Err("own and sink pages have one format")
             }
             Stream::History { .. }
-                if self.sides(l).into_iter().flatten().any(|s| product(&[s.2 as u64, l.parallel as u64]) > MAX_INDEX) =>
+                if self
+                    .sides(l)
+                    .into_iter()
+                    .flatten()
+                    .any(|s| product(&[s.2 as u64, l.parallel as u64]) > MAX_INDEX) =>
             {
                 Err("the own pages of all sequences together are more than 2^31 - 1")
             }

@@ -35,7 +35,7 @@ mod tests;
 
 pub use append::{Append, PART_ROWS, Span};
 pub use decl::{Bytes, Decl, Limits, Stream};
-pub use park::Park;
 pub use error::{Error, Result};
+pub use park::Park;
 pub use sequence::SeqId;
 pub use store::{Recurrent, State};

@@ -127,7 +127,9 @@ mod tests {
             for park in Park::ALL {
                 let back = park.decode(&park.encode(&row, 4), 1, 4).unwrap();
                 let most = row.iter().fold(0.0f32, |m, x| m.max(x.abs())) / 100.0;
-                let near = |(a, b): (&f32, &f32)| if row[0].is_nan() { a.is_nan() } else { (a / 100.0 - b / 100.0).abs() <= most };
+                let near = |(a, b): (&f32, &f32)| {
+                    if row[0].is_nan() { a.is_nan() } else { (a / 100.0 - b / 100.0).abs() <= most }
+                };
                 assert!(back.iter().zip(&row).take(1).all(near), "{park:?} {row:?} {back:?}");
             }
         }

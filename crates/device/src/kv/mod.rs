@@ -129,7 +129,11 @@ pub fn decode(fmt: KvFormat, signs: &Signs, codes: &[u8], scale: f16, x: &mut [f
             x.iter_mut().zip(codes.chunks_exact(2)).for_each(one);
         }
         KvFormat::Q8 | KvFormat::Tq4 => {
-            if fmt == KvFormat::Q8 { q8::decode(codes, scale, x) } else { tq4::decode(codes, scale, x) }
+            if fmt == KvFormat::Q8 {
+                q8::decode(codes, scale, x)
+            } else {
+                tq4::decode(codes, scale, x)
+            }
             signs.unrotate(x);
         }
     }

@@ -43,7 +43,15 @@ fn lloyd_max(d: usize) -> ([f64; 8], f64) {
     let mut c: [f64; 8] = std::array::from_fn(|i| 0.2 + 0.35 * i as f64);
     let mut error = 0.0;
     for _ in 0..600 {
-        let edge = |i: usize| if i == 0 { 0.0 } else if i == 8 { far } else { (c[i - 1] + c[i]) / 2.0 };
+        let edge = |i: usize| {
+            if i == 0 {
+                0.0
+            } else if i == 8 {
+                far
+            } else {
+                (c[i - 1] + c[i]) / 2.0
+            }
+        };
         let cells: [(f64, f64); 8] = std::array::from_fn(|i| {
             let mass = integral(edge(i), edge(i + 1), density);
             (mass / whole, integral(edge(i), edge(i + 1), |t| t * density(t)) / mass)
@@ -101,7 +109,8 @@ fn seen(d: usize, n: usize) -> Seen {
 #[test]
 fn four_bits_err_as_theory_says() {
     for (d, unbiased) in WIDTHS.into_iter().zip([0.977, 0.993, 1.001, 1.005]) {
-        let (s, theory) = (seen(d, 3000), tables::of(d).error);
+        // Errors of short vectors vary the most.
+        let (s, theory) = (seen(d, (40_000 * 64 / d).max(10_000)), tables::of(d).error);
         let [stored, plain] = s.error.map(|e| e / theory);
         assert!((plain - 1.0).abs() < 0.01, "{d}: the plain norm errs by {plain} of theory");
         assert!((stored - unbiased).abs() < 0.01, "{d}: the stored norm errs by {stored} of theory");
@@ -141,16 +150,16 @@ fn golden_bytes_fix_the_packing() {
     let mut codes = [0; 32];
     let norm = tq4::encode(&signs, &x, &mut codes);
     let want = [
-        0x77, 0x97, 0x68, 0x23, 0xb3, 0xa3, 0xf8, 0xe6, 0x77, 0xd8, 0x4a, 0x77, 0x9a, 0xda, 0x4e, 0x81, 0x87, 0x45, 0x76,
-        0x8b, 0xcc, 0x69, 0x5a, 0x89, 0xd7, 0x66, 0xaa, 0x9d, 0x1b, 0xe7, 0xde, 0x77,
+        0x77, 0x97, 0x68, 0x23, 0xb3, 0xa3, 0xf8, 0xe6, 0x77, 0xd8, 0x4a, 0x77, 0x9a, 0xda, 0x4e, 0x81, 0x87, 0x45,
+        0x76, 0x8b, 0xcc, 0x69, 0x5a, 0x89, 0xd7, 0x66, 0xaa, 0x9d, 0x1b, 0xe7, 0xde, 0x77,
     ];
     assert_eq!((codes, norm.to_bits()), (want, 0x4b55));
     let mut codes = [0; 64];
     let most = q8::encode(&signs, &x, &mut codes);
     let want: [i8; 64] = [
-        -12, -6, -2, 15, 5, -24, -56, -74, -62, 42, -69, 35, 8, 127, -25, 94, -4, -9, 9, 80, 32, -50, -3, -11, 39, 15, 36,
-        75, 104, -48, -90, 8, -11, 7, -26, -43, -16, -11, 41, 11, 56, 53, 24, -25, 32, -32, 24, 6, -7, 87, -15, -19, 35,
-        28, 75, 16, 46, -98, -2, 104, 92, 76, -10, -9,
+        -12, -6, -2, 15, 5, -24, -56, -74, -62, 42, -69, 35, 8, 127, -25, 94, -4, -9, 9, 80, 32, -50, -3, -11, 39, 15,
+        36, 75, 104, -48, -90, 8, -11, 7, -26, -43, -16, -11, 41, 11, 56, 53, 24, -25, 32, -32, 24, 6, -7, 87, -15,
+        -19, 35, 28, 75, 16, 46, -98, -2, 104, 92, 76, -10, -9,
     ];
     assert_eq!((codes.map(|c| c as i8), most.to_bits()), (want, 0x44c6));
 }

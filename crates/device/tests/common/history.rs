@@ -104,7 +104,8 @@ impl Attention {
             }
         }
         let [main, own, sink] = bytes;
-        let mut side = |name, s: Option<Side>, b: Vec<u8>| s.map(|s| Side { buf: w.bytes(name, Grade::Exact, &b), ..s });
+        let mut side =
+            |name, s: Option<Side>, b: Vec<u8>| s.map(|s| Side { buf: w.bytes(name, Grade::Exact, &b), ..s });
         let (own, sink) = (side("own pages", st.own, own), side("sink pages", st.sink, sink));
         StreamView { buf: w.bytes("pages", Grade::Exact, &main), own, sink, ..st }
     }

@@ -70,7 +70,8 @@ fn layer_pages_are_rounded_up_to_4096_bytes() {
     let odd = Stream::History { heads: 1, d: 3, kv: KvSpec::of(KvFormat::Bf16) };
     let one = Limits { context: 256, parallel: 1, rows: 1, few: 1 };
     assert_eq!(State::bytes(&[Decl { layer: 0, stream: odd }], one).kv, 4096);
-    let (st, _) = made(&[Decl { layer: 7, stream: Stream::History { heads: 3, d: 3, kv: KvSpec::of(KvFormat::F32) } }], one);
+    let (st, _) =
+        made(&[Decl { layer: 7, stream: Stream::History { heads: 3, d: 3, kv: KvSpec::of(KvFormat::F32) } }], one);
     assert_eq!(st.view(7).unwrap().page_bytes, 20480);
 }
 

@@ -2,9 +2,9 @@
 //! threads may read, and whose sums meet in a fixed tree. The cut follows from the row's own position, and so do its bits.
 
 use super::attention::{Attention, Sources, TILE, exp1};
+use super::packed::{Keys, outside};
 use super::pages::{PAGE, Pages, Trouble};
 use super::stored::{Stored, WithFormat, pick};
-use super::packed::{Keys, outside};
 use super::tile::{HEADS, Tile, by_scales, soften};
 use crate::cpu::Cx;
 use crate::cpu::lanes::{Lanes, Work, dispatch};
@@ -134,7 +134,7 @@ impl<S: Stored> Work for Turn<'_, S> {
                 turned.copy_from_slice(std::slice::from_raw_parts(a.q.at(row, head).cast_const(), d));
                 a.signs(0, head / a.group()).rotate(turned);
                 #[cfg(target_arch = "x86_64")]
-                if in_integers::<L>() {
+                if ints::suit::<L>() {
                     let pairs = std::slice::from_raw_parts_mut(to.cast::<i32>(), d / 2);
                     to.add(d).write(self.stored.codes(d).query(turned, pairs));
                     continue;
@@ -143,12 +143,6 @@ impl<S: Stored> Work for Turn<'_, S> {
             }
         }
     }
-}
-
-/// Whether rotated history is read by the kernels of `ints`.
-#[cfg(target_arch = "x86_64")]
-fn in_integers<L: Lanes>() -> bool {
-    L::N == 16
 }
 
 /// One partition of one row, for all query heads of a key head.
@@ -322,7 +316,7 @@ impl<S: Stored> Part<'_, S> {
         let (d, stored, seen) = (self.few.a.d(), self.stored, seen.clone());
         let mut by = [1.0; HEADS];
         #[cfg(target_arch = "x86_64")]
-        if in_integers::<L>() {
+        if ints::suit::<L>() {
             let block = Block { codes: stored.codes(d), at: block, base, seen, d, vector };
             let mut pairs = [std::ptr::null::<i32>(); HEADS];
             for (h, q) in q.iter().enumerate() {
@@ -368,7 +362,7 @@ impl<S: Stored> Part<'_, S> {
         let (few, d, s) = (&self.few, self.few.a.d(), self.stored);
         let sums = |head| few.held(self.row, head, self.part).wrapping_add(2);
         #[cfg(target_arch = "x86_64")]
-        if in_integers::<L>() {
+        if ints::suit::<L>() {
             let codes = s.codes(d);
             let nobody = Head { weights: [0; TILE], unit: 0.0, kept: 1.0, sums: std::ptr::null_mut() };
             let mut all = [nobody; HEADS];
@@ -427,7 +421,7 @@ impl<S: Stored> Meet<'_, S> {
         // SAFETY: d floats of a partition that this task alone touches.
         let sums = unsafe { std::slice::from_raw_parts_mut(sums, d) };
         #[cfg(target_arch = "x86_64")]
-        if in_integers::<L>() {
+        if ints::suit::<L>() {
             let (codes, mut mixed) = (self.stored.codes(d), [0.0; MAX_WIDTH]);
             mixed[..d].copy_from_slice(sums);
             mixed[..d].iter().enumerate().for_each(|(i, x)| sums[codes.element(i)] = *x);

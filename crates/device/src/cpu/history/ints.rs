@@ -6,6 +6,7 @@
 
 use super::attention::TILE;
 use super::tile::HEADS;
+use crate::cpu::lanes::Lanes;
 use crate::kv::{KEYS, tables};
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -17,7 +18,7 @@ const TOP: f64 = 16383.0;
 /// Greatest sum of magnitudes of a product.
 const ROOM: f64 = i32::MAX as f64;
 /// Most heads whose sums the registers hold.
-const MOST: usize = 6;
+pub const MOST: usize = 6;
 /// Words of each key whose products fit 32 bits together, where codes are centroids.
 const TOGETHER: usize = 2;
 
@@ -127,14 +128,9 @@ impl Codes {
         // SAFETY: four registers of the array.
         let p: [__m512; 4] = std::array::from_fn(|i| unsafe { _mm512_loadu_ps(p.as_ptr().add(16 * i)) });
         let size = p.map(|p| _mm512_abs_ps(p));
-        let sum = _mm512_reduce_add_ps(_mm512_add_ps(
-            _mm512_add_ps(size[0], size[1]),
-            _mm512_add_ps(size[2], size[3]),
-        ));
-        let most = _mm512_reduce_max_ps(_mm512_max_ps(
-            _mm512_max_ps(size[0], size[1]),
-            _mm512_max_ps(size[2], size[3]),
-        ));
+        let sum = _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(size[0], size[1]), _mm512_add_ps(size[2], size[3])));
+        let most =
+            _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(size[0], size[1]), _mm512_max_ps(size[2], size[3])));
         let room = (ROOM / self.top()) as f32 - 2.0 * TILE as f32;
         let by = (32767.0 / most).min(room / sum);
         if !sum.is_finite() || !by.is_finite() {
@@ -282,9 +278,14 @@ pub struct Block {
     pub vector: usize,
 }
 
-/// Heads in blocks that the registers hold: all at once, or halves.
+/// Whether lanes are those of AVX-512, which here comes with VNNI.
+pub fn suit<L: Lanes>() -> bool {
+    L::N == 16
+}
+
+/// Heads in blocks that the registers hold, of nearly the same size.
 fn blocks(heads: usize) -> impl Iterator<Item = Range<usize>> {
-    let each = if heads <= MOST { heads } else { heads.div_ceil(2) };
+    let each = heads.div_ceil(heads.div_ceil(MOST).max(1));
     (0..heads).step_by(each.max(1)).map(move |at| at..heads.min(at + each))
 }
 
@@ -475,7 +476,10 @@ mod tests {
             let (mut q, mut p) = (vec![0; d / 2], [0; TILE]);
             codes.query(&vec![3.0; d], &mut q);
             let one = (q[0] & 0xffff) as i64;
-            assert!(one * 16 * t.top as i64 <= i32::MAX as i64 && one * 17 * t.top as i64 > i32::MAX as i64 / 2, "{one}");
+            assert!(
+                one * 16 * t.top as i64 <= i32::MAX as i64 && one * 17 * t.top as i64 > i32::MAX as i64 / 2,
+                "{one}"
+            );
             if Isa::Avx512.available() {
                 // SAFETY: the set is there.
                 unsafe { codes.weights(&[0.25; TILE], &mut p) };

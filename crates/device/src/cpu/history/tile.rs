@@ -28,12 +28,7 @@ impl Tile {
     /// # Safety
     /// The tile's addresses hold what its numbers say, from head `first` on.
     #[inline(always)]
-    pub unsafe fn score<L: Lanes, S: Stored, const H: usize>(
-        &self,
-        s: S,
-        first: usize,
-        to: &mut [[f32; TILE]; HEADS],
-    ) {
+    pub unsafe fn score<L: Lanes, S: Stored, const H: usize>(&self, s: S, first: usize, to: &mut [[f32; TILE]; HEADS]) {
         let (n, d, whole) = (self.n, self.d, self.d / L::N * L::N);
         for at in (0..n).step_by(4) {
             // The last key stands in for those behind it.

@@ -2,13 +2,13 @@
 //! heads that share it. A row's sums run over key tiles in ascending order, and what is masked adds nothing to them, so
 //! they do not depend on which rows share its tile.
 
-use super::attention::{Attention, Sight, Sources, TILE};
-use super::packed::{Keys, outside};
-use super::pages::{PAGE, Pages, Trouble};
-use super::stored::{Stored, WithFormat, pick};
-use super::tile::{by_scales, soften};
 use crate::cpu::Cx;
 use crate::cpu::chain::Product;
+use crate::cpu::history::attention::{Attention, Sight, Sources, TILE};
+use crate::cpu::history::packed::{Keys, outside};
+use crate::cpu::history::pages::{PAGE, Pages, Trouble};
+use crate::cpu::history::stored::{Stored, WithFormat, pick};
+use crate::cpu::history::tile::{by_scales, soften};
 use crate::cpu::lanes::{Lanes, Work, dispatch};
 use crate::error::Result;
 use crate::op::StreamView;
@@ -16,6 +16,11 @@ use crate::view::View;
 use memory::KvFormat;
 use std::marker::PhantomData;
 use std::ops::Range;
+
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::history::ints;
+#[cfg(target_arch = "x86_64")]
+mod integers;
 
 /// A maximum before any key was seen: finite, so that a tile with nothing for a row leaves the row as it is.
 const NOTHING: f32 = -1e30;
@@ -80,10 +85,7 @@ impl<S: Stored> Work for Tile<'_, S> {
             self.begin();
             self.beside::<L>(&self.a.sink, first.seq, sink);
             if !main.is_empty() {
-                self.gather(S::ROTATED);
-                self.turn(S::ROTATED, true);
-                self.walk::<L, S>(self.stored, &self.a.pages, first.seq, main);
-                self.turn(S::ROTATED, false);
+                self.main::<L>(first.seq, main);
             }
             self.beside::<L>(&self.a.own, first.seq, own);
             self.end::<L>();
@@ -148,6 +150,21 @@ impl<S: Stored> Tile<'_, S> {
                     signs.rotate(to);
                 }
             }
+        }
+    }
+    /// Positions of the history itself.
+    #[inline(always)]
+    unsafe fn main<L: Lanes>(&self, seq: usize, seen: Range<usize>) {
+        // SAFETY: as in `run`.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            if S::ROTATED && ints::suit::<L>() {
+                return self.main_in_integers::<L>(seq, seen);
+            }
+            self.gather(S::ROTATED);
+            self.turn(S::ROTATED, true);
+            self.walk::<L, S>(self.stored, &self.a.pages, seq, seen);
+            self.turn(S::ROTATED, false);
         }
     }
     /// Turns the accumulators into rotated space or back.
