@@ -4,7 +4,7 @@
 use super::attention::{Attention, Sources, TILE, exp1};
 use super::packed::{Keys, outside};
 use super::pages::{PAGE, Pages, Trouble};
-use super::stored::{Stored, WithFormat, pick};
+use super::stored::{Stored, WithFormat, pick, pick_beside};
 use super::tile::{HEADS, Tile, by_scales, soften};
 use crate::cpu::Cx;
 use crate::cpu::lanes::{Lanes, Work, dispatch};
@@ -529,7 +529,7 @@ impl WithFormat for Run<'_, '_> {
             dispatch(cx.isa, Part { few, row, kv, part, stored })
         })?;
         if a.beside() {
-            pick(side, a.d(), RunBeside { cx, few })?;
+            pick_beside(side, RunBeside { cx, few })?;
         }
         let ns = most * (20 + a.d() / 8) + if S::ROTATED { a.d() } else { 0 };
         cx.share(rows * a.q.heads, ns, |of| dispatch(cx.isa, Meet { few, of, stored }))?;

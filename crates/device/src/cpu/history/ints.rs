@@ -107,7 +107,7 @@ impl Codes {
         // Each rounding may add a half.
         let room = ROOM / self.top() - chunk as f64;
         let by = if most > 0.0 { (32767.0 / most).min(room / together) } else { 1.0 };
-        if !by.is_finite() || !together.is_finite() || by == 0.0 {
+        if !by.is_finite() || by == 0.0 || !q.iter().all(|x| x.is_finite()) {
             to.fill(0);
             return f32::NAN;
         }

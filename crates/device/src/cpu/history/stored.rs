@@ -148,6 +148,11 @@ pub trait WithFormat {
     fn with<S: Stored>(self, stored: S) -> Self::Out;
 }
 
+/// As [`pick`], for what lies beside a history, which is never rotated.
+pub fn pick_beside<W: WithFormat>(fmt: KvFormat, w: W) -> W::Out {
+    if fmt == KvFormat::F32 { w.with(Single) } else { w.with(Brain) }
+}
+
 /// The only place that turns a format, of vectors `d` wide, into code.
 pub fn pick<W: WithFormat>(fmt: KvFormat, d: usize, w: W) -> W::Out {
     match fmt {

@@ -7,7 +7,7 @@ use crate::cpu::chain::Product;
 use crate::cpu::history::attention::{Attention, Sight, Sources, TILE};
 use crate::cpu::history::packed::{Keys, outside};
 use crate::cpu::history::pages::{PAGE, Pages, Trouble};
-use crate::cpu::history::stored::{Stored, WithFormat, pick};
+use crate::cpu::history::stored::{Stored, WithFormat, pick, pick_beside};
 use crate::cpu::history::tile::{by_scales, soften};
 use crate::cpu::lanes::{Lanes, Work, dispatch};
 use crate::error::Result;
@@ -187,7 +187,7 @@ impl<S: Stored> Tile<'_, S> {
         if let Some(pages) = pages.as_ref().filter(|_| !seen.is_empty()) {
             // SAFETY: as in `run`.
             unsafe { self.gather(false) };
-            pick(self.side, self.a.d(), Walk::<S, L> { tile: self, pages, seq, seen, _lanes: PhantomData });
+            pick_beside(self.side, Walk::<S, L> { tile: self, pages, seq, seen, _lanes: PhantomData });
         }
     }
     #[inline(always)]
