@@ -18,6 +18,8 @@ pub struct Attention {
     pub d: u32,
     pub spans: Vec<Span>,
     pub window: Option<u32>,
+    /// First position that others see.
+    pub since: u32,
     /// Pages of a ring per sequence.
     pub ring: u32,
     /// Format of rows' own pages and of page 0, where they lie beside the history.
@@ -37,6 +39,7 @@ pub fn attention_of(class: RowClass, fmt: KvFormat, (heads, kv, d): (u32, u32, u
         d,
         spans: spans(rows),
         window: None,
+        since: 0,
         ring: 0,
         own: None,
         sink: None,
@@ -89,6 +92,7 @@ impl Attention {
         let mut bytes = views.map(|v| v.map_or(Vec::new(), |v| vec![0xff; (count(&v) * v.page_bytes) as usize]));
         for (s, span) in step.spans.iter().enumerate() {
             let first = self.window.map_or(0, |w| (span.start + 1).saturating_sub(w));
+            let first = first.max(self.since.min(span.start));
             for p in first..span.start + if own { span.n } else { 0 } {
                 for (plane, head) in (0..2).flat_map(|p| (0..self.kv).map(move |h| (p, h))) {
                     let x = r.floats(self.d as usize, VALUES);
@@ -123,7 +127,7 @@ impl Attention {
             let out = w.output("out", grade, s.gaps(!gaps));
             let rows = step.rows(w);
             let scale = 1.0 / (self.d as f32).sqrt();
-            Op::Attention { out, q, st, rows, scale, window: self.window, sinks }
+            Op::Attention { out, q, st, rows, scale, window: self.window, since: self.since, sinks }
         })
     }
     pub fn append_case(self) -> Case {
@@ -240,6 +244,7 @@ pub fn attention_few() -> Vec<Case> {
         {
             let base = attention_of(Few, fmt, shape, &[(0, 1), (63, 1), (700, 3), (255, 2)]);
             all.push(Attention { sinks: i % 2 == 1, ..base.clone() }.case());
+            all.push(Attention { since: [1, 64, 300][i % 3], ..base.clone() }.case());
             all.push(Attention { window: Some([1, 100, 256, 300][i % 4]), ..base }.case());
         }
         // More than 32 pages: partitions of two pages, the last one short.
@@ -277,6 +282,7 @@ pub fn attention_many() -> Vec<Case> {
         {
             let base = attention_of(Many, fmt, shape, &[(0, 70), (130, 1), (250, 40)]);
             all.push(Attention { sinks: i % 2 == 0, ..base.clone() }.case());
+            all.push(Attention { since: [1, 64, 100][i % 3], ..base.clone() }.case());
             all.push(Attention { window: Some([1, 50, 64, 100][i % 4]), ..base }.case());
         }
         all.push(attention_of(Many, fmt, (4, 2, 64), &[(0, 300)]).case());

@@ -30,6 +30,7 @@ pub struct Attention {
     pub layer: u32,
     pub scale: f32,
     pub window: Option<usize>,
+    pub since: usize,
     pub sinks: Option<Ptr<f32>>,
     pub scratch: Ptr<f32>,
 }
@@ -61,7 +62,8 @@ impl Attention {
     }
     pub fn sight(&self, row: usize) -> Option<Sight> {
         let (seq, last) = self.pages.row(row)?;
-        Some(Sight { seq, first: self.window.map_or(0, |w| (last + 1).saturating_sub(w)), last })
+        let first = self.window.map_or(0, |w| (last + 1).saturating_sub(w)).max(self.since.min(last));
+        Some(Sight { seq, first, last })
     }
     /// Whether any positions are read beside the history.
     pub fn beside(&self) -> bool {
@@ -124,7 +126,7 @@ pub fn attention(
     st: &StreamView,
     rows: &Rows,
     scale: f32,
-    window: Option<u32>,
+    (window, since): (Option<u32>, u32),
     sinks: Option<&Buf>,
 ) -> Result<()> {
     let floats = scratch_floats(q, st, rows, cx.pool.width() as u64);
@@ -138,6 +140,7 @@ pub fn attention(
         layer: st.layer,
         scale,
         window: window.map(|w| w.max(1) as usize),
+        since: since as usize,
         sinks: sinks.map(|s| vector(cx.mem, s, q.heads as usize)).transpose()?,
         scratch: vector_mut(cx.mem, &cx.scratch, floats as usize)?,
     };
