@@ -5,9 +5,11 @@ use crate::error::{Error, Result};
 use crate::host::HostMemory;
 use crate::kv::{self, Pieces, Signs};
 use crate::op::{Rows, StreamView};
-use crate::view::{Buf, View};
+use crate::view::{AllocId, Buf, View};
 use half::f16;
 use memory::PAGE_POSITIONS;
+use std::collections::HashMap;
+use std::rc::Rc;
 
 /// Where position `p` of sequence `s` of the step lies: (page, place in it).
 fn place(st: &StreamView, rows: &Rows, table: &[i32], slots: &[i32], s: usize, p: u32) -> Result<(u64, u32)> {
@@ -28,6 +30,28 @@ fn block(st: &StreamView, page: u64, plane: u32, head: u32) -> Result<Buf> {
 /// Where the scale of vector `at` lies among a head's vectors, where there is one.
 fn scale_at(st: &StreamView, at: u32) -> Option<usize> {
     st.fmt.rotated().then(|| st.scale_at(0, 0, at) as usize)
+}
+
+/// Vectors that some row has looked at: each is decoded once.
+#[derive(Default)]
+struct Vectors(HashMap<(AllocId, u64, u32), Rc<Vec<f32>>>);
+
+impl Vectors {
+    fn at(
+        &mut self,
+        mem: &HostMemory,
+        st: &StreamView,
+        page: u64,
+        (plane, head, at): (u32, u32, u32),
+    ) -> Result<Rc<Vec<f32>>> {
+        let block = block(st, page, plane, head)?;
+        if let Some(x) = self.0.get(&(block.alloc, block.off, at)) {
+            return Ok(x.clone());
+        }
+        let x = Rc::new(load(mem, st, &Signs::new(st.layer, plane, head), block, (plane, at))?);
+        self.0.insert((block.alloc, block.off, at), x.clone());
+        Ok(x)
+    }
 }
 
 fn load(mem: &HostMemory, st: &StreamView, signs: &Signs, block: Buf, (plane, at): (u32, u32)) -> Result<Vec<f32>> {
@@ -107,21 +131,20 @@ pub fn attention(
     let (table, slots) = (ints(mem, &rows.page_table)?, ints(mem, &rows.seq_slot)?);
     let (heads, d) = (q.heads, q.cols as usize);
     let sinks = sinks.map(|s| floats_at(mem, s, 0, heads as u64)).transpose()?;
-    let mut y = Vec::new();
+    let (mut y, mut vectors) = (Vec::new(), Vectors::default());
     for (i, query) in floats(mem, q)?.chunks_exact(d).enumerate() {
         let (row, h) = (i / heads as usize, i as u32 % heads);
         let kv_head = h / (heads / st.heads);
         let p = pos[row] as u32;
-        let signs = [0, 1].map(|plane| Signs::new(st.layer, plane, kv_head));
         let first = window.map_or(0, |w| (p + 1).saturating_sub(w)).max(since.min(p));
         let mut scores = Vec::new();
         let mut values = Vec::new();
         for j in first..=p {
             let st = &source(st, p, j);
             let (page, at) = place(st, rows, &table, &slots, seq[row] as usize, j)?;
-            let key = load(mem, st, &signs[0], block(st, page, 0, kv_head)?, (0, at))?;
-            scores.push(super::basic::dot(query, &key) * scale);
-            values.push(load(mem, st, &signs[1], block(st, page, 1, kv_head)?, (1, at))?);
+            let [key, value] = [0, 1].map(|plane| vectors.at(mem, st, page, (plane, kv_head, at)));
+            scores.push(super::basic::dot(query, &key?) * scale);
+            values.push(value?);
         }
         let sink = sinks.as_ref().map(|s| s[h as usize]);
         y.extend(softmax_sum(&scores, &values, sink, d));
@@ -129,13 +152,13 @@ pub fn attention(
     super::values::put(mem, out, &y)
 }
 
-fn softmax_sum(scores: &[f32], values: &[Vec<f32>], sink: Option<f32>, d: usize) -> Vec<f32> {
+fn softmax_sum(scores: &[f32], values: &[Rc<Vec<f32>>], sink: Option<f32>, d: usize) -> Vec<f32> {
     let max = scores.iter().copied().chain(sink).fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f64> = scores.iter().map(|s| ((s - max) as f64).exp()).collect();
     let total = weights.iter().sum::<f64>() + sink.map_or(0.0, |s| ((s - max) as f64).exp());
     let mut y = vec![0.0f64; d];
     for (w, v) in weights.iter().zip(values) {
-        y.iter_mut().zip(v).for_each(|(y, &v)| *y += w * v as f64);
+        y.iter_mut().zip(v.iter()).for_each(|(y, &v)| *y += w * v as f64);
     }
     y.into_iter().map(|y| (y / total) as f32).collect()
 }

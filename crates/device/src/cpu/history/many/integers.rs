@@ -4,23 +4,21 @@
 
 use super::Tile;
 use crate::cpu::history::attention::TILE;
-use crate::cpu::history::ints::{self, Block, Head};
+use crate::cpu::history::ints::{self, Block, Codes, Head};
 use crate::cpu::history::packed::outside;
 use crate::cpu::history::pages::PAGE;
-use crate::cpu::history::stored::Stored;
 use crate::cpu::history::tile::{HEADS, by_scales, soften};
 use crate::cpu::lanes::Lanes;
 use crate::kv::rotation::MAX_WIDTH;
 use std::ops::Range;
 
-impl<S: Stored> Tile<'_, S> {
+impl Tile<'_> {
     /// Positions `seen` of the history.
     ///
     /// # Safety
     /// The CPU has AVX-512 with VNNI, and scratch is this thread's own.
     #[inline(always)]
-    pub(super) unsafe fn main_in_integers<L: Lanes>(&self, seq: usize, seen: Range<usize>) {
-        let codes = self.stored.codes(self.a.d());
+    pub(super) unsafe fn main_in_integers<L: Lanes>(&self, codes: Codes, unit: f32, seq: usize, seen: Range<usize>) {
         let (d, room) = (self.a.d(), self.room());
         // SAFETY: the caller's promise; queries and accumulators of the tile.
         unsafe {
@@ -30,26 +28,26 @@ impl<S: Stored> Tile<'_, S> {
                 let at = self.at(room.q + m * d);
                 std::ptr::copy_nonoverlapping(at, q.as_mut_ptr(), d);
                 // Half as long as it was; behind it what 1 stands for.
-                let unit = codes.query(&q[..d], std::slice::from_raw_parts_mut(at.cast::<i32>(), d / 2));
-                at.add(d / 2).write(unit);
+                let one = codes.query(&q[..d], std::slice::from_raw_parts_mut(at.cast::<i32>(), d / 2));
+                at.add(d / 2).write(one);
             }
             self.turn(true, true);
-            self.reorder(true);
+            self.reorder(codes, true);
             for tile in seen.start / TILE..(seen.end - 1) / TILE + 1 {
                 let keys = seen.start.max(tile * TILE)..seen.end.min((tile + 1) * TILE);
                 let Some(at) = self.trouble.unless(self.a.pages.at(seq, tile * TILE, self.kv)) else { return };
                 let Some(rows) = self.trouble.unless(self.seeing(tile)) else { return };
-                self.integers::<L>(tile, keys, rows, at);
+                self.integers::<L>((codes, unit), tile, keys, rows, at);
             }
-            self.reorder(false);
+            self.reorder(codes, false);
             self.turn(true, false);
         }
     }
 
     /// Brings the accumulators into the order of the kernels' sums, or back.
     #[inline(always)]
-    unsafe fn reorder(&self, forth: bool) {
-        let (codes, d, room) = (self.stored.codes(self.a.d()), self.a.d(), self.room());
+    unsafe fn reorder(&self, codes: Codes, forth: bool) {
+        let (d, room) = (self.a.d(), self.room());
         for (m, ..) in self.queries() {
             // SAFETY: accumulator of query m.
             let acc = unsafe { std::slice::from_raw_parts_mut(self.at(room.acc + m * d), d) };
@@ -66,13 +64,13 @@ impl<S: Stored> Tile<'_, S> {
     #[inline(always)]
     unsafe fn integers<L: Lanes>(
         &self,
+        (codes, unit): (Codes, f32),
         tile: usize,
         keys: Range<usize>,
         rows: Range<usize>,
         (keys_at, values_at): (*mut u8, *mut u8),
     ) {
         let (group, d, room, pages) = (self.a.group(), self.a.d(), self.room(), &self.a.pages);
-        let (codes, unit) = (self.stored.codes(d), self.stored.unit());
         let base = tile * TILE % PAGE;
         let seen = keys.start - tile * TILE..keys.end - tile * TILE;
         let block =

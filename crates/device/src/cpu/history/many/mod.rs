@@ -62,56 +62,81 @@ impl Room {
 }
 
 /// Some rows of one sequence and one key head. Where anything is read beside the history, they lie in one page.
-struct Tile<'a, S> {
+struct Tile<'a> {
     a: Attention,
     rows: Range<usize>,
     kv: usize,
     scratch: *mut f32,
     trouble: &'a Trouble,
-    stored: S,
+    /// Format of what lies beside the history.
     side: KvFormat,
 }
 
-impl<S: Stored> Work for Tile<'_, S> {
+/// A tile over a history in a format.
+struct Over<'a, S> {
+    tile: Tile<'a>,
+    stored: S,
+}
+
+impl<S: Stored> Work for Over<'_, S> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let (Some(first), Some(last)) = (self.a.sight(self.rows.start), self.a.sight(self.rows.end - 1)) else {
-            return self.trouble.note();
+        let Over { tile, stored } = self;
+        let (Some(first), Some(last)) = (tile.a.sight(tile.rows.start), tile.a.sight(tile.rows.end - 1)) else {
+            return tile.trouble.note();
         };
         // Positions that any of the rows looks at; where there are pages beside the history, all rows have the same ones.
-        let Sources { sink, main, own } = self.a.sources(&Sight { first: first.first, ..last });
+        let Sources { sink, main, own } = tile.a.sources(&Sight { first: first.first, ..last });
         // SAFETY: `scratch` is this thread's own, as large as `Room` says.
         unsafe {
-            self.begin();
-            self.beside::<L>(&self.a.sink, first.seq, sink);
+            tile.begin();
+            tile.beside::<L>(&tile.a.sink, first.seq, sink);
             if !main.is_empty() {
-                self.main::<L>(first.seq, main);
+                tile.main::<L, S>(stored, first.seq, main);
             }
-            self.beside::<L>(&self.a.own, first.seq, own);
-            self.end::<L>();
+            tile.beside::<L>(&tile.a.own, first.seq, own);
+            tile.end::<L>();
         }
     }
 }
 
-/// Key tiles in a format that was found out at run time.
-struct Walk<'a, 'b, S, L> {
-    tile: &'a Tile<'b, S>,
+/// The key tiles of some positions in a format. Compiled once for each, however it is reached.
+struct Walk<'a, 'b, T> {
+    tile: &'a Tile<'b>,
+    stored: T,
+    pages: &'a Pages,
+    seq: usize,
+    seen: Range<usize>,
+}
+
+impl<T: Stored> Work for Walk<'_, '_, T> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        // SAFETY: as in `Over::run`.
+        unsafe { self.tile.walk::<L, T>(self.stored, self.pages, self.seq, self.seen) }
+    }
+}
+
+/// The same in a format that was found out at run time.
+struct Beside<'a, 'b, L> {
+    tile: &'a Tile<'b>,
     pages: &'a Pages,
     seq: usize,
     seen: Range<usize>,
     _lanes: PhantomData<L>,
 }
 
-impl<S: Stored, L: Lanes> WithFormat for Walk<'_, '_, S, L> {
+impl<L: Lanes> WithFormat for Beside<'_, '_, L> {
     type Out = ();
     #[inline(always)]
     fn with<T: Stored>(self, stored: T) {
-        // SAFETY: as in `Tile::run`.
-        unsafe { self.tile.walk::<L, T>(stored, self.pages, self.seq, self.seen) }
+        let Beside { tile, pages, seq, seen, .. } = self;
+        // SAFETY: the CPU has the set, being in code for it.
+        unsafe { L::enter(Walk { tile, stored, pages, seq, seen }) }
     }
 }
 
-impl<S: Stored> Tile<'_, S> {
+impl Tile<'_> {
     fn room(&self) -> Room {
         Room::of(self.a.group(), self.a.d())
     }
@@ -154,16 +179,16 @@ impl<S: Stored> Tile<'_, S> {
     }
     /// Positions of the history itself.
     #[inline(always)]
-    unsafe fn main<L: Lanes>(&self, seq: usize, seen: Range<usize>) {
+    unsafe fn main<L: Lanes, S: Stored>(&self, stored: S, seq: usize, seen: Range<usize>) {
         // SAFETY: as in `run`.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if S::ROTATED && ints::suit::<L>() {
-                return self.main_in_integers::<L>(seq, seen);
+                return self.main_in_integers::<L>(stored.codes(self.a.d()), stored.unit(), seq, seen);
             }
             self.gather(S::ROTATED);
             self.turn(S::ROTATED, true);
-            self.walk::<L, S>(self.stored, &self.a.pages, seq, seen);
+            L::enter(Walk { tile: self, stored, pages: &self.a.pages, seq, seen });
             self.turn(S::ROTATED, false);
         }
     }
@@ -187,7 +212,7 @@ impl<S: Stored> Tile<'_, S> {
         if let Some(pages) = pages.as_ref().filter(|_| !seen.is_empty()) {
             // SAFETY: as in `run`.
             unsafe { self.gather(false) };
-            pick_beside(self.side, Walk::<S, L> { tile: self, pages, seq, seen, _lanes: PhantomData });
+            pick_beside(self.side, Beside::<L> { tile: self, pages, seq, seen, _lanes: PhantomData });
         }
     }
     #[inline(always)]
@@ -404,7 +429,8 @@ impl WithFormat for Run<'_, '_> {
             // Late rows see the most keys: they go first.
             let (rows, kv) = (all[all.len() - 1 - i / heads].clone(), i % heads);
             let scratch = a.scratch.raw().wrapping_add(worker * floats);
-            dispatch(cx.isa, Tile { a, rows, kv, scratch, trouble: &trouble, stored, side });
+            let tile = Tile { a, rows, kv, scratch, trouble: &trouble, side };
+            dispatch(cx.isa, Over { tile, stored });
         })?;
         trouble.end()
     }
