@@ -14,6 +14,7 @@ use crate::error::Result;
 use crate::family::{Carry, Family, Spec};
 use crate::gdn::Gdn;
 use crate::gqa::Gqa;
+use crate::keys::Keys;
 use crate::mtp::Predictor;
 use crate::sparse::Sparse;
 use crate::want::{At, Want, Wants};
@@ -161,9 +162,10 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Wants embedding, blocks and head. `block` gives layer `l`; `keys` are the GGUF keys that are the family's own, to
+    /// Wants embedding, blocks and head, which may be the embedding unless the configuration denies it. `block` gives layer `l`; `keys` are the GGUF keys that are the family's own, to
     /// which the usual ones are added.
     pub fn new(
+        c: &Keys,
         spec: Spec,
         norms: &Norms,
         mut keys: Meta,
@@ -176,7 +178,10 @@ impl Decoder {
         let canon = norms.canon.clone();
         let norm = w.vec_as(Component::Core, hidden, "output_norm.weight", "~norm.weight", canon);
         let own = w.mat(Component::Head, vocab, hidden, "output.weight", "lm_head.weight");
-        w.optional();
+        w.or_hf("language_model.lm_head.weight");
+        if !c.untied() {
+            w.optional();
+        }
         let head = Head { norm, eps: norms.eps, own, tied: embed };
         spec.export(&mut keys);
         Decoder { spec, embed, blocks, head, wants: w, keys, predictor: None }

@@ -51,7 +51,7 @@ impl Spec {
     pub fn export(&self, out: &mut Meta) {
         let arch = out.str("general.architecture").ok().flatten().unwrap_or(&self.arch).to_string();
         for (name, value) in [
-            ("block_count", self.n_layers + self.mtp_layers),
+            ("block_count", self.n_layers.saturating_add(self.mtp_layers)),
             ("context_length", self.context),
             ("embedding_length", self.hidden),
             ("vocab_size", self.vocab),

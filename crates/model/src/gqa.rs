@@ -76,6 +76,7 @@ impl Heads {
         c.require(whole, kv.0, kv.1, n_kv, "it must divide the number of heads");
         let d = c.opt_u32("head_dim", "attention.key_length").unwrap_or(kind.head_dim);
         c.require((2..=1 << 16).contains(&d), "head_dim", "attention.key_length", d, "2 to 65536 can be");
+        c.width(2 * u64::from(n) * u64::from(d), "num_attention_heads", "attention.head_count");
         let eps = c.positive("rms_norm_eps", "attention.layer_norm_rms_epsilon");
         let biased = c.opt_bool("attention_bias", "attention.bias").unwrap_or(false);
         c.require(!biased, "attention_bias", "attention.bias", biased, "no model of this architecture has it");

@@ -1,6 +1,6 @@
 //! Qwen's hybrids: layers of the gated delta rule with one of gated attention after every few of them.
 //!
-//! Norms are `1 + w` in safetensors files and plain in GGUF files. Attention has normed heads and a gate as wide as the
+//! Norms are `1 + w` in safetensors files and plain in GGUF files and in those that MLX wrote. Attention has normed heads and a gate as wide as the
 //! query, and rotates only the first columns of a head. Text positions are the same in all axes of the interleaved
 //! multi-axis rope that some of these models have, so it is plain rope here; files carry the axes' shares on.
 
@@ -43,8 +43,9 @@ impl Hybrid {
         };
         let full = (0..n_layers).map(full).collect();
         let gdn = gdn::Shape::read(c, naming);
-        let heads = Heads::read(c, w, Kind { head_dim: 256, rotating: 0.25, gated: true, norms: Canon::PlusOne })?;
-        let norms = Norms { eps: heads.eps, canon: Canon::PlusOne, ffn: "post_attention_norm.weight" };
+        let canon = if c.turned() { Canon::Same } else { Canon::PlusOne };
+        let heads = Heads::read(c, w, Kind { head_dim: 256, rotating: 0.25, gated: true, norms: canon.clone() })?;
+        let norms = Norms { eps: heads.eps, canon, ffn: "post_attention_norm.weight" };
         Ok(Hybrid { heads, gdn, full, interval, axes: axes(c), norms })
     }
     /// Wants layer `l` of the model, around a feed-forward.

@@ -180,6 +180,17 @@ impl<'a> Keys<'a> {
         let step = self.opt_u32("decoder_sparse_step", "").unwrap_or(1);
         !dense && step > 0 && (l + 1).is_multiple_of(step)
     }
+    /// Whether the head is a matrix of its own, which the file must then have.
+    pub fn untied(&self) -> bool {
+        self.hf("tie_word_embeddings") == Some(&Value::Bool(false))
+    }
+    /// Whether a safetensors file was written by MLX, which turns depthwise convolutions round (`[channels, taps, 1]`) and
+    /// adds 1 to norms around zero when it does.
+    pub fn turned(&self) -> bool {
+        let conv = |t: &&checkpoint::TensorInfo| t.name.ends_with(".conv1d.weight");
+        let first = self.ck.tensors().find(conv).filter(|_| !self.gguf());
+        first.is_some_and(|t| matches!(t.shape[..], [_, taps, 1] if taps > 1))
+    }
     /// Layers of the multi-token predictor.
     pub fn predictors(&self) -> u32 {
         self.opt_u32("mtp_num_hidden_layers", "nextn_predict_layers").unwrap_or(0)
@@ -190,6 +201,11 @@ impl<'a> Keys<'a> {
             self.miss(hf, gguf);
             1.0
         })
+    }
+    /// Refuses a width made of several counts that is beyond [`MOST`]: products of it would not fit.
+    pub fn width(&self, columns: u64, hf: &str, gguf: &str) {
+        let why = format!("it makes rows of {columns} elements, and more than {MOST} cannot be");
+        self.require(columns <= u64::from(MOST), hf, gguf, columns, &why);
     }
     /// Notes that a condition on a key does not hold; not while something is missing, which values may stand in for.
     pub fn require(&self, ok: bool, hf: &str, gguf: &str, value: impl std::fmt::Display, why: &str) {

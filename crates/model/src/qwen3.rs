@@ -33,7 +33,7 @@ pub fn new(c: &Keys) -> Result<Decoder> {
     keys.set("general.architecture", ARCH).set(&format!("{ARCH}.feed_forward_length"), inner);
     heads.export(ARCH, &mut keys);
     let (norms, hidden) = (norms(&heads), spec.hidden);
-    Ok(Decoder::new(spec, &norms, keys, w, |w, l| {
+    Ok(Decoder::new(c, spec, &norms, keys, w, |w, l| {
         let at = At::layer(l);
         let mixer = |w: &mut Wants| Mixer::Attention(heads.want(w, &at, hidden));
         norms.block(w, &at, hidden, mixer, |w| Ffn::dense(w, &at, hidden, inner))

@@ -37,6 +37,6 @@ pub fn new(c: &Keys) -> Result<Decoder> {
     hybrid.export(ARCH, &mut keys);
     let hidden = spec.hidden;
     let ffn = |w: &mut Wants, at: &_| Ffn::dense(w, at, hidden, inner);
-    let d = Decoder::new(spec, &hybrid.norms, keys, w, |w, l| hybrid.block(w, l, hidden, ffn));
+    let d = Decoder::new(c, spec, &hybrid.norms, keys, w, |w, l| hybrid.block(w, l, hidden, ffn));
     Ok(d.with_predictor(&hybrid.norms, |w, at| hybrid.attending(w, at, hidden, |w| ffn(w, at))))
 }

@@ -40,6 +40,6 @@ pub fn new(c: &Keys) -> Result<Decoder> {
     moe.export(ARCH, &mut keys);
     let hidden = spec.hidden;
     let ffn = |w: &mut Wants, at: &_| Ffn::Sparse(Box::new(moe.want(w, at, hidden)));
-    let d = Decoder::new(spec, &hybrid.norms, keys, w, |w, l| hybrid.block(w, l, hidden, ffn));
+    let d = Decoder::new(c, spec, &hybrid.norms, keys, w, |w, l| hybrid.block(w, l, hidden, ffn));
     Ok(d.with_predictor(&hybrid.norms, |w, at| hybrid.attending(w, at, hidden, |w| ffn(w, at))))
 }

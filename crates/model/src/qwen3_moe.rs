@@ -43,7 +43,7 @@ pub fn new(c: &Keys) -> Result<Decoder> {
     heads.export(ARCH, &mut keys);
     moe.export(ARCH, &mut keys);
     let (norms, hidden) = (norms(&heads), spec.hidden);
-    Ok(Decoder::new(spec, &norms, keys, w, |w, l| {
+    Ok(Decoder::new(c, spec, &norms, keys, w, |w, l| {
         let at = At::layer(l);
         let mixer = |w: &mut Wants| Mixer::Attention(heads.want(w, &at, hidden));
         norms.block(w, &at, hidden, mixer, |w| match inner.filter(|_| !sparse[l as usize]) {

@@ -45,7 +45,7 @@ pub fn new(c: &Keys) -> Result<Decoder> {
     hybrid.export(ARCH, &mut keys);
     moe.export(ARCH, &mut keys);
     let hidden = spec.hidden;
-    Ok(Decoder::new(spec, &hybrid.norms, keys, w, |w, l| {
+    Ok(Decoder::new(c, spec, &hybrid.norms, keys, w, |w, l| {
         hybrid.block(w, l, hidden, |w, at| match inner.filter(|_| !sparse[l as usize]) {
             Some(inner) => Ffn::dense(w, at, hidden, inner),
             None => Ffn::Sparse(Box::new(moe.want(w, at, hidden))),

@@ -183,6 +183,8 @@ impl Wants {
             }
             None => in_hf.push(place(format!("{hf}.experts.down_proj"), Lies::Whole)),
         }
+        // MLX stacks them.
+        in_hf.push(place(format!("{hf}.switch_mlp.{stacked}_proj.weight"), Lies::Whole));
         let shape = vec![x.count as u64, x.n as u64, x.k as u64];
         self.push(c, Role::Experts { layer: x.layer, proj: x.proj, count: x.count }, shape, in_gguf, in_hf)
     }
@@ -190,6 +192,10 @@ impl Wants {
         if let Some(w) = self.0.last_mut() {
             f(w);
         }
+    }
+    /// Another name of the last parameter in safetensors files.
+    pub fn or_hf(&mut self, name: &str) {
+        self.last(|w| w.hf.push(whole(name)));
     }
     /// Says that safetensors files keep the last parameter in such rows of its tensor.
     pub fn grouped_in_hf(&mut self, g: Groups) {

@@ -190,6 +190,9 @@ fn config_json_is_not_read_past_what_it_says() {
         ("qwen3-a", "attention_bias", json!(true)),
         ("qwen3-a", "use_sliding_window", json!(true)),
         ("qwen3-a", "num_key_value_heads", json!(3)),
+        ("llama-a", "num_attention_heads", json!(1 << 24)),
+        ("qwen3-a", "num_attention_heads", json!(1 << 24)),
+        ("qwen3_5-a", "linear_num_value_heads", json!(1 << 24)),
         ("qwen3_moe-a", "num_experts_per_tok", json!(9)),
         ("qwen3_moe-a", "decoder_sparse_step", json!("x")),
         ("qwen3_next-a", "linear_num_key_heads", json!(3)),
@@ -199,6 +202,7 @@ fn config_json_is_not_read_past_what_it_says() {
         let e = altered(name, |c| c[key] = value.clone());
         assert!(e.contains(key) && !e.contains("lacks"), "{name} {key} {value}: {e}");
     }
+    assert_eq!(altered("qwen3_5-a", |c| c["mtp_num_hidden_layers"] = u32::MAX.into()), "accepted");
     for name in testkit::NAMES {
         assert_eq!(altered(name, |_| {}), "accepted", "{name}");
     }
