@@ -135,6 +135,7 @@ impl Bench {
             rows: self.rows,
             scale: (D as f32).powf(-0.5),
             window: None,
+            since: 0,
             sinks: None,
         };
         let mut times = Vec::new();

@@ -3,7 +3,7 @@
 //! `cargo run --release -p engine --example park_error -- [MODEL]` (by default the built-in one).
 
 use device::Buf;
-use engine::{Ask, Model, OpenOptions, SeqId, Wanted, argmax};
+use engine::{Ask, Context, Model, OpenOptions, SeqId, Wanted, argmax};
 use state::Park;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -17,7 +17,7 @@ const AFTER: usize = 64;
 fn main() -> Result<()> {
     let built_in = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/snug-tiny-moe.gguf"));
     let path = std::env::args().nth(1).map_or(built_in, PathBuf::from);
-    let ask = Ask { context: Some(1024), ..Ask::default() };
+    let ask = Ask { context: Context::Exactly(1024), ..Ask::default() };
     let mut model = Model::open(path, &OpenOptions { ask, ..OpenOptions::default() }, &mut |_| {})?;
     let gate = testkit::gate("tiny_moe")?;
     let windows: Vec<Vec<u32>> =

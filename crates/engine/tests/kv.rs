@@ -1,13 +1,14 @@
 //! Formats of history in a whole model, the one that the binary carries (heads of 64).
 
-use engine::{Ask, Error, Model, OpenOptions, Wanted, plan::Refusal};
+use engine::{Ask, Context, Error, Model, OpenOptions, Refusal, Wanted};
 use memory::KvSpec;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 fn open(kv: &str, context: u32) -> Model {
     let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/snug-tiny-moe.gguf"));
-    let ask = Ask { kv: Some(kv.parse().unwrap()), context: Some(context), logit_rows: 64, ..Ask::default() };
+    let ask =
+        Ask { kv: Some(kv.parse().unwrap()), context: Context::Exactly(context), logit_rows: 64, ..Ask::default() };
     Model::open(path, &OpenOptions { ask, ..OpenOptions::default() }, &mut |_| {}).unwrap()
 }
 
