@@ -7,8 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 fn open(kv: &str, context: u32) -> Model {
     let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/snug-tiny-moe.gguf"));
-    let ask =
-        Ask { kv: Some(kv.parse().unwrap()), context: Context::Exactly(context), logit_rows: 64, few: 8, ..Ask::default() };
+    let ask = Ask { kv: Some(kv.parse().unwrap()), context: Context::Exactly(context), few: 8, ..Ask::default() };
     Model::open(path, &OpenOptions { ask, ..OpenOptions::default() }, &mut |_| {}).unwrap()
 }
 
