@@ -28,6 +28,9 @@ pub const CONV: f32 = 1e-6;
 /// Attention: the rounding of a score of size s moves its weight by s units of the last place, and scores of the grid reach
 /// about 10; weighted sums of thousands of values are then rounded in f32 order.
 pub const ATTENTION: f32 = 1e-5;
+/// Attention over rotated formats against the dequantised vectors, relative to the magnitude of the stored values: the
+/// rotations round each element a few times, and kernels may compute with codes and queries of 14 to 16 bits.
+pub const ATTENTION_ROTATED: f32 = 1e-4;
 /// The gated delta rule: errors of a step are carried on by the state, and the chunked form solves a triangular system
 /// of up to 64 rows instead of stepping.
 pub const GATED_DELTA: f32 = 2e-5;

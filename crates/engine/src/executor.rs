@@ -11,7 +11,7 @@ use checkpoint::Checkpoint;
 use device::{Act, Device, GraphKey, Region, RowClass, Rows, View};
 use memory::{Class, Component, KvSpec, Ledger, Plan, Reservation, Residency, Tier, TierUsage};
 use model::{Carry, Cx, Drafter, Family};
-use state::{SeqId, Span, State};
+use state::{Recurrent, SeqId, Span, State};
 use std::sync::atomic::{AtomicBool, Ordering};
 use weights::{Bound, ExpertSource, Progress, Resident, RowReader, Weights};
 
@@ -247,6 +247,13 @@ impl Executor {
     /// Those of the state.
     pub fn fill(&mut self, s: SeqId, n: u32, seed: u64) -> Result<()> {
         Ok(self.state.fill(self.dev.as_mut(), s, n, seed)?)
+    }
+    /// Where the recurrent states of a sequence lie on the [device](Self::device).
+    ///
+    /// # Errors
+    /// Those of the state.
+    pub fn recurrent(&self, s: SeqId) -> Result<Vec<Recurrent>> {
+        Ok(self.state.recurrent(s)?)
     }
     /// Positions a sequence has.
     pub fn len(&self, s: SeqId) -> Result<u32> {

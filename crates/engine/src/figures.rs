@@ -83,7 +83,7 @@ pub fn is_vision(name: &str) -> bool {
 
 /// What a sequence of this model keeps.
 pub fn per_sequence(family: &dyn Family) -> PerSequence {
-    let kv = vec![KvSpec { main: KvFormat::Bf16 }; family.spec().n_layers as usize];
+    let kv = vec![KvSpec::of(KvFormat::Bf16); family.spec().n_layers as usize];
     let mut p = PerSequence::default();
     for d in family.state(&kv) {
         match d.stream {

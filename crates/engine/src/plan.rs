@@ -16,7 +16,7 @@ use device::{Act, Caps, Device, Meter, Region, RowClass, ScratchFn, View};
 use memory::pages::pages_for;
 use memory::{Component, KvFormat, KvSpec, Ledger, PAGE_POSITIONS, Plan, RegionSizes, Residency, Tier, WeightShare};
 use model::{Family, Spec};
-use state::{Bytes, Decl, Limits, Span, State};
+use state::{Bytes, Decl, Limits, Span, State, Stream};
 use std::collections::BTreeMap;
 use weights::{Bound, Role, Weights};
 
@@ -171,6 +171,7 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
     let decls = streams(of.family, &p.kv, draft);
     p.slab_pages = state::slab_pages(&decls);
     p.kv_bytes_per_position = state::position_bytes(&decls);
+    kv_fits(&decls)?;
     let bytes = State::bytes(&decls, limits(&p));
     let beside = beside_bytes(of.family, &p);
     p.kv_bytes = bytes.kv.saturating_add(beside.kv);
@@ -183,6 +184,20 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
     }
     p.allowance = of.beyond.bytes(&p, of.family.spec().vocab, ask.logit_rows);
     Ok(p)
+}
+
+fn kv_fits(decls: &[Decl]) -> Result<(), Refusal> {
+    for decl in decls {
+        let (fmt, d) = match decl.stream {
+            Stream::History { d, kv, .. } => (kv.main, d),
+            Stream::Ring { d, fmt, .. } => (fmt, d),
+            Stream::Recurrent { .. } => continue,
+        };
+        if !fmt.fits(d) {
+            return Err(Refusal::KvWidth { kv: fmt.name(), layer: decl.layer, d });
+        }
+    }
+    Ok(())
 }
 
 /// Bytes of the second history.

@@ -196,7 +196,7 @@ impl Family for Gemma3 {
         let (heads, d, window) = (self.cfg.n_kv_heads, self.cfg.head_dim, self.cfg.window);
         let stream = |l: &Layer, kv: &KvSpec| match l.sliding {
             true => Stream::Ring { window, heads, d, fmt: kv.main },
-            false => Stream::History { heads, d, fmt: kv.main },
+            false => Stream::History { heads, d, kv: *kv },
         };
         let layers = self.layers.iter().zip(kv).zip(0..);
         layers.map(|((l, kv), layer)| Decl { layer, stream: stream(l, kv) }).collect()

@@ -222,8 +222,8 @@ impl Family for Glm4Moe {
         &self.wants
     }
     fn state(&self, kv: &[KvSpec]) -> Vec<Decl> {
-        let history = |fmt| Stream::History { heads: self.cfg.n_kv_heads, d: self.cfg.head_dim, fmt };
-        (0..self.spec.n_layers).zip(kv).map(|(layer, kv)| Decl { layer, stream: history(kv.main) }).collect()
+        let history = |kv| Stream::History { heads: self.cfg.n_kv_heads, d: self.cfg.head_dim, kv };
+        (0..self.spec.n_layers).zip(kv).map(|(layer, &kv)| Decl { layer, stream: history(kv) }).collect()
     }
     fn export(&self, out: &mut Meta) {
         let (spec, c) = (&self.spec, &self.cfg);

@@ -172,7 +172,7 @@ impl Family for GptOss {
         let (heads, d, window) = (c.n_kv_heads, c.head_dim, c.window);
         let stream = |l: &Layer, kv: &KvSpec| match l.sliding {
             true => Stream::Ring { window, heads, d, fmt: kv.main },
-            false => Stream::History { heads, d, fmt: kv.main },
+            false => Stream::History { heads, d, kv: *kv },
         };
         let layers = self.layers.iter().zip(kv).zip(0..);
         layers.map(|((l, kv), layer)| Decl { layer, stream: stream(l, kv) }).collect()

@@ -131,7 +131,7 @@ impl Gqa {
     }
     /// What a sequence keeps.
     pub fn stream(&self, kv: &KvSpec) -> Stream {
-        Stream::History { heads: self.heads.n_kv, d: self.heads.d, fmt: kv.main }
+        Stream::History { heads: self.heads.n_kv, d: self.heads.d, kv: *kv }
     }
     /// Attention of the rows over the history of layer `l`, themselves appended to it: `[n, heads * d]`.
     ///

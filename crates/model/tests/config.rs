@@ -249,7 +249,7 @@ fn any_value_of_a_configuration_may_be_damaged() {
                 if let Ok(f) = model::open(&ck) {
                     let _ = model::bind(f.as_ref(), &ck);
                     f.export(&mut Meta::gguf());
-                    f.state(&vec![memory::KvSpec { main: memory::KvFormat::F32 }; f.spec().n_layers as usize]);
+                    f.state(&vec![memory::KvSpec::of(memory::KvFormat::F32); f.spec().n_layers as usize]);
                 }
             }
         }

@@ -120,7 +120,7 @@ impl Family for Gemma4 {
             let (heads, d, fmt) = (l.n_kv_heads, l.head_dim, kv.main);
             let stream = match l.sliding {
                 true => Stream::Ring { window, heads, d, fmt },
-                false => Stream::History { heads, d, fmt },
+                false => Stream::History { heads, d, kv: *kv },
             };
             Decl { layer, stream }
         })
