@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use crate::matrix::Scheme;
 use crate::meta::Hf;
-use crate::safetensors::Parsed;
 use crate::source::{Bytes, FileIds, Stored};
 use crate::{ByteRange, Error, FileId, Meta, Result, Source, TensorInfo, locate};
 
@@ -14,11 +13,10 @@ use crate::{ByteRange, Error, FileId, Meta, Result, Source, TensorInfo, locate};
 #[derive(Debug)]
 pub struct Checkpoint {
     meta: Meta,
-    files: Vec<Stored>,
+    files: Vec<Arc<Stored>>,
     tensors: Vec<TensorInfo>,
     index: HashMap<Arc<str>, usize>,
     scheme: Scheme,
-    written_by: Option<String>,
     vision: Vec<PathBuf>,
 }
 
@@ -38,7 +36,8 @@ impl Checkpoint {
     pub(crate) fn gguf(files: Vec<Stored>, meta: Meta, tensors: Vec<TensorInfo>) -> Self {
         let index = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
         let scheme = Scheme::of(meta.config());
-        Self { meta, files, tensors, index, scheme, written_by: None, vision: Vec::new() }
+        let files = files.into_iter().map(Arc::new).collect();
+        Self { meta, files, tensors, index, scheme, vision: Vec::new() }
     }
 
     pub(crate) fn beside(self, vision: Vec<PathBuf>) -> Self {
@@ -50,19 +49,13 @@ impl Checkpoint {
         &self.vision
     }
 
-    pub(crate) fn hf(files: Vec<Stored>, parsed: Parsed, hf: Hf, dir: &Path) -> Self {
-        let meta = Meta::for_hf(dir.display().to_string().into(), hf);
-        Self { written_by: parsed.format, ..Self::gguf(files, meta, parsed.tensors) }
+    pub(crate) fn hf(files: Vec<Stored>, tensors: Vec<TensorInfo>, hf: Hf, dir: &Path) -> Self {
+        Self::gguf(files, Meta::for_hf(dir.display().to_string().into(), hf), tensors)
     }
 
     /// What the checkpoint says about itself.
     pub fn meta(&self) -> &Meta {
         &self.meta
-    }
-
-    /// Whether MLX wrote it: some of its models keep tensors in another form than others do.
-    pub fn written_by_mlx(&self) -> bool {
-        self.written_by.as_deref() == Some("mlx")
     }
 
     /// A tensor by name.
@@ -91,6 +84,15 @@ impl Checkpoint {
             return Err(Error::Shrunk { file: name, off: r.off, want: r.len, have: dst.len() as u64 });
         }
         file.read_at(r.off, dst)
+    }
+
+    /// The file of a range, for reading it when this checkpoint is gone.
+    ///
+    /// # Errors
+    /// [`Error::Shrunk`] when the range is not one of this checkpoint.
+    pub fn reader(&self, r: ByteRange) -> Result<Reader> {
+        let file = self.files.get(r.file.0 as usize).cloned();
+        file.map(Reader).ok_or_else(|| self.foreign(r))
     }
 
     /// Checks that a tensor can be decoded, so that a format without a decoder is refused by name before anything is read.
@@ -148,15 +150,28 @@ impl Checkpoint {
 
     /// Which files these were when they were opened. For bytes in memory a checksum is computed.
     pub fn identity(&self) -> FileIds {
-        FileIds(self.files.iter().map(Stored::stamp).collect())
+        FileIds(self.files.iter().map(|f| f.stamp()).collect())
     }
 
     fn file(&self, r: ByteRange) -> Result<&Stored> {
-        self.files.get(r.file.0 as usize).ok_or_else(|| Error::Shrunk {
-            file: self.meta.file().into(),
-            off: r.off,
-            want: r.len,
-            have: 0,
-        })
+        self.files.get(r.file.0 as usize).map(Arc::as_ref).ok_or_else(|| self.foreign(r))
+    }
+
+    fn foreign(&self, r: ByteRange) -> Error {
+        Error::Shrunk { file: self.meta.file().into(), off: r.off, want: r.len, have: 0 }
+    }
+}
+
+/// An open file of a checkpoint. Several threads may read it at once.
+#[derive(Clone, Debug)]
+pub struct Reader(Arc<Stored>);
+
+impl Reader {
+    /// Fills `dst` from byte `off` of the file on.
+    ///
+    /// # Errors
+    /// [`Error::Shrunk`] when the file has become shorter, [`Error::Io`].
+    pub fn read_at(&self, off: u64, dst: &mut [u8]) -> Result<()> {
+        self.0.read_at(off, dst)
     }
 }

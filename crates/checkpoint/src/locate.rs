@@ -21,9 +21,9 @@ pub(crate) fn open_memory(bytes: Bytes) -> Result<Checkpoint> {
             Ok(Checkpoint::gguf(vec![stored], h.meta, h.tensors))
         }
         Shape::Safetensors => {
-            let parsed = safetensors::parse(&stored, FileId(0))?;
+            let tensors = safetensors::parse(&stored, FileId(0))?;
             let name = stored.name.to_string();
-            Ok(Checkpoint::hf(vec![stored], parsed, Hf::default(), Path::new(&name)))
+            Ok(Checkpoint::hf(vec![stored], tensors, Hf::default(), Path::new(&name)))
         }
     }
 }
@@ -57,13 +57,13 @@ fn open_safetensors(stored: Stored, path: &Path) -> Result<Checkpoint> {
         }
         return open_index(&index, dir);
     }
-    let parsed = safetensors::parse(&stored, FileId(0))?;
-    Ok(Checkpoint::hf(vec![stored], parsed, Hf::open(dir)?, dir))
+    let tensors = safetensors::parse(&stored, FileId(0))?;
+    Ok(Checkpoint::hf(vec![stored], tensors, Hf::open(dir)?, dir))
 }
 
 fn open_index(index: &Path, dir: &Path) -> Result<Checkpoint> {
-    let (files, parsed) = safetensors::open_shards(index)?;
-    Ok(Checkpoint::hf(files, parsed, Hf::open(dir)?, dir))
+    let (files, tensors) = safetensors::open_shards(index)?;
+    Ok(Checkpoint::hf(files, tensors, Hf::open(dir)?, dir))
 }
 
 /// In this order: `model.safetensors`, the index of a sharded set, the only `.safetensors` file, the only `.gguf` file or split set (a predictor's and a

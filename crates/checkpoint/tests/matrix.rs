@@ -42,6 +42,9 @@ impl Dir {
     }
 }
 
+/// Name, type and shape of a tensor.
+type Listed<'a> = (&'a str, &'a str, &'a [u64]);
+
 fn planes(m: &MatrixInfo) -> Vec<Option<&str>> {
     m.planes.iter().map(|p| p.as_ref().map(|t| &*t.name)).collect()
 }
@@ -152,10 +155,9 @@ fn packed_integers_with_and_without_zeros() {
 fn what_does_not_fit_names_the_tensor() {
     let mlx = json!({"quantization": {"group_size": 64, "bits": 4}});
     let codes: (&str, &str, &[u64]) = ("a.weight", "U32", &[8, 16]);
-    let (scales, biases): ((&str, &str, &[u64]), (&str, &str, &[u64])) =
-        (("a.scales", "BF16", &[8, 2]), ("a.biases", "BF16", &[8, 2]));
+    let (scales, biases): (Listed, Listed) = (("a.scales", "BF16", &[8, 2]), ("a.biases", "BF16", &[8, 2]));
     let of = |config: &Value, t: &[(&str, &str, &[u64])], name: &str| Dir::new(config.clone(), t).error(name);
-    let cases: [(&Value, &[(&str, &str, &[u64])], &[&str]); 14] = [
+    let cases: [(&Value, &[Listed], &[&str]); 14] = [
         (&mlx, &[codes], &["a.weight", "'a.scales' is missing"]),
         (&mlx, &[codes, scales], &["a.weight", "'a.biases' is missing"]),
         (&mlx, &[codes, ("a.scales", "BF16", &[8, 3]), biases], &["a.scales", "[8, 3]"]),

@@ -31,12 +31,9 @@ fn a_valid_file_opens_in_the_order_of_its_data() {
 
 #[test]
 fn metadata_may_be_anything() {
-    let others =
-        ["null", "{}", r#"{"format":"pt"}"#, r#"{"format":[{"format":"mlx"}]}"#, "[1,2]", "3", "-3", "1.5", "true"];
-    let mlx = [r#"{"format":"mlx"}"#, r#"{"a":[1,{}],"format":"mlx","z":null}"#];
-    for (meta, by_mlx) in others.map(|m| (m, false)).into_iter().chain(mlx.map(|m| (m, true))) {
+    for meta in ["null", "{}", r#"{"format":"pt"}"#, "[1,2]", "3"] {
         let json = format!(r#"{{"__metadata__":{meta},{}}}"#, f32s("a", 1, 0, 4));
-        assert_eq!(open(safetensors(&json, &[0; 4])).unwrap().written_by_mlx(), by_mlx, "{meta}");
+        open(safetensors(&json, &[0; 4])).unwrap();
     }
     open(safetensors("{}", &[])).unwrap();
 }

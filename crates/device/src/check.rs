@@ -64,8 +64,20 @@ impl Checker {
         self.i32("rec_from", &r.rec_from, r.seqs, 1)?;
         self.i32("page_table", &r.page_table, r.seqs, r.page_table.cols)
     }
-    fn stream(&self, st: &StreamView) -> Result<()> {
-        let need = st.vector_at(2, 0, 0);
+    fn stream(&self, st: &StreamView, rows: &Rows) -> Result<()> {
+        self.pages(st)?;
+        for (name, side, pages) in [("own", st.own, StreamView::own_pages(rows.n)), ("sink", st.sink, 1)] {
+            let Some(side) = side else { continue };
+            self.that(!side.fmt.rotated(), || format!("{name} pages cannot be {}", side.fmt.name()))?;
+            self.that(side.ring >= pages, || format!("{} {name} pages, needed are {pages}", side.ring))?;
+            self.pages(&st.beside(&side))?;
+        }
+        let alike = st.own.zip(st.sink).is_none_or(|(a, b)| a.fmt == b.fmt);
+        self.that(alike, || "own and sink pages in two formats".into())
+    }
+    fn pages(&self, st: &StreamView) -> Result<()> {
+        let (need, fmt, d) = (st.block_at(2, 0), st.fmt, st.d);
+        self.that(fmt.fits(d), || format!("vectors of {d} elements cannot be stored as {}", fmt.name()))?;
         self.that(st.page_bytes >= need, || format!("a layer-page has {} bytes, needed are {need}", st.page_bytes))
     }
     fn routing(&self, r: &Routing, n: u32, k: u32) -> Result<()> {
@@ -186,13 +198,13 @@ pub fn check(op: &Op) -> Result<()> {
             c.that(*cap > 0.0, || format!("a cap of {cap}"))
         }
         Op::Append { st, rows, k, v } => {
-            c.stream(st)?;
+            c.stream(st, rows)?;
             c.rows(rows, k.rows)?;
             c.view("k", k, Act::F32, rows.n, st.heads, st.d)?;
             c.view("v", v, Act::F32, rows.n, st.heads, st.d)
         }
         Op::Attention { out, q, st, rows, sinks, window, .. } => {
-            c.stream(st)?;
+            c.stream(st, rows)?;
             c.rows(rows, q.rows)?;
             c.view("q", q, Act::F32, rows.n, q.heads, st.d)?;
             c.like("out", out, q)?;

@@ -18,6 +18,7 @@ mod device;
 mod error;
 pub mod host;
 pub mod host_device;
+pub mod kv;
 pub mod meter;
 pub mod op;
 pub mod profile;
@@ -34,7 +35,7 @@ pub use error::{Error, Result};
 pub use meter::Meter;
 pub use op::{
     Acc, ActFn, GdnShape, Groups, KeyHeadRule, Op, Pairing, Part, Pick, RecView, Rope, Router, RouterScore, Routing,
-    RowClass, Rows, StreamView, row_bytes,
+    RowClass, Rows, Side, StreamView, row_bytes,
 };
 pub use profile::{Profile, Profiled};
 pub use reference::Reference;

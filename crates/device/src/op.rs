@@ -49,7 +49,8 @@ pub struct Rows {
 
 /// One layer's history: pages, or a ring of pages per sequence.
 ///
-/// A layer-page holds 256 positions: keys `[n_kv_heads, 256, d]`, then values likewise, in `fmt`.
+/// A layer-page holds 256 positions: keys, then values, head by head; of each head the elements of its 256 vectors (as
+/// [`Pieces`](crate::kv::Pieces) says), then, where the format has them, their 256 scales (f16).
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct StreamView {
     /// All pages of this layer.
@@ -65,13 +66,55 @@ pub struct StreamView {
     /// 0: pages come from the page table. Else a ring of this many pages per sequence, starting at
     /// `seq_slot * ring`; position p lies in its page `(p / 256) % ring`.
     pub ring: u32,
+    /// The layer, which the signs of a rotated format follow from.
+    pub layer: u32,
+    /// The last pages in another format: a row reads the page that it lies in from here.
+    pub own: Option<Side>,
+    /// Page 0 in another format, read from here by every row; before [`own`](Self::own).
+    pub sink: Option<Side>,
+}
+
+/// Pages beside those of a history, a ring for each sequence: the same vectors in another format. They are written by
+/// the same append.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Side {
+    /// All its pages.
+    pub buf: Buf,
+    /// Bytes from page to page (a multiple of 4096).
+    pub page_bytes: u64,
+    /// Format, not a rotated one.
+    pub fmt: KvFormat,
+    /// Pages of a sequence.
+    pub ring: u32,
 }
 
 impl StreamView {
-    /// Byte offset, in a page, of vector (`head`, `at`) of the keys (`plane` 0) or values (`plane` 1).
+    /// Byte offset, in a page, of the vectors of a head, keys (`plane` 0) or values (`plane` 1): the elements of all, where
+    /// [`Pieces`](crate::kv::Pieces) says, then the scales.
+    pub fn block_at(&self, plane: u32, head: u32) -> u64 {
+        (plane as u64 * self.heads as u64 + head as u64) * 256 * self.fmt.vector_bytes(self.d)
+    }
+    /// Byte offset, in a page, of a vector's elements, where they are in one piece (not keys of rotated formats).
     pub fn vector_at(&self, plane: u32, head: u32, at: u32) -> u64 {
-        let row = self.fmt.vector_bytes(self.d);
-        ((plane as u64 * self.heads as u64 + head as u64) * 256 + at as u64) * row
+        self.block_at(plane, head) + at as u64 * self.fmt.code_bytes(self.d)
+    }
+    /// Byte offset, in a page, of a vector's scale. Behind all elements where the format has none.
+    pub fn scale_at(&self, plane: u32, head: u32, at: u32) -> u64 {
+        self.block_at(plane, head) + 256 * self.fmt.code_bytes(self.d) + at as u64 * self.fmt.scale_bytes()
+    }
+    /// Bytes of the vectors of a head in a page.
+    pub fn block_bytes(&self) -> u64 {
+        256 * self.fmt.vector_bytes(self.d)
+    }
+    /// The pages of a [`Side`] of this history.
+    pub fn beside(&self, s: &Side) -> StreamView {
+        let Side { buf, page_bytes, fmt, ring } = *s;
+        StreamView { buf, page_bytes, fmt, ring, own: None, sink: None, ..*self }
+    }
+    /// Pages of a side that rows read their own page from, when `rows` are written before they are read: as many as
+    /// they can lie in.
+    pub const fn own_pages(rows: u32) -> u32 {
+        ((rows as u64 + 254) / 256 + 1) as u32
     }
 }
 

@@ -35,6 +35,9 @@ pub const ATTENTION: f32 = 1e-5;
 /// Attention of many rows on tensor cores: queries and weights are rounded to bf16 (2^-9). A score of about 10 is off by up to
 /// some hundredths, and so is its weight.
 pub const ATTENTION_BF16: f32 = 3e-2;
+/// Attention over rotated formats against the dequantised vectors, relative to the magnitude of the stored values: the
+/// rotations round each element a few times, and kernels may compute with codes and queries of 14 to 16 bits.
+pub const ATTENTION_ROTATED: f32 = 1e-4;
 /// The gated delta rule: errors of a step are carried on by the state, and the chunked form solves a triangular system
 /// of up to 64 rows instead of stepping.
 pub const GATED_DELTA: f32 = 2e-5;

@@ -4,6 +4,7 @@ mod common;
 
 use common::backends::{cpus, reference};
 use common::{Case, cases, grid, history, recurrent};
+use device::RowClass;
 
 fn run(cases: &[Case]) {
     grid(cases, cpus());
@@ -101,6 +102,16 @@ fn attention_of_few_rows() {
 #[test]
 fn attention_of_many_rows() {
     run(&history::attention_many());
+}
+
+#[test]
+fn attention_of_few_rows_over_rotated_history() {
+    run(&history::attention_rotated(RowClass::Few));
+}
+
+#[test]
+fn attention_of_many_rows_over_rotated_history() {
+    run(&history::attention_rotated(RowClass::Many));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 mod common;
 
 use common::backends::{cpu, isas};
-use common::history::{Attention, attention_of};
+use common::history::{Attention, attention_of, beside};
 use common::recurrent::{Keep, Recurrent, conv_case, delta_case, heads};
 use common::steps::part;
 use common::world::{Outcome, World};
@@ -12,7 +12,7 @@ use common::{Case, cases};
 use device::RowClass::{Few, Many};
 use device::cpu::Isa;
 use device::{GdnShape, KeyHeadRule, Op, RecView, Routing};
-use memory::KvFormat::{Bf16, F32};
+use memory::KvFormat::{self, Bf16, F32, Q8, Tq4};
 
 /// The op on rows `first .. first + n` alone.
 fn cut(w: &mut World, op: &Op, first: u32, n: u32) -> Op {
@@ -118,6 +118,16 @@ fn few_rows_of_attention_are_alone() {
             all.push(Attention { window: Some(130), ring: 2, ..base }.case());
         }
     }
+    for fmt in [Q8, Tq4] {
+        for (shape, rows) in [
+            ((6, 1, 64), vec![(0, 1), (300, 2), (64, 1), (1023, 3)]),
+            ((9, 1, 256), vec![(255, 2), (70, 1)]),
+            ((2, 1, 128), vec![(8190, 4), (20, 1)]),
+        ] {
+            let base = Attention { sinks: true, ..attention_of(Few, fmt, shape, &rows) };
+            all.extend(beside(base).map(Attention::case));
+        }
+    }
     same_bits(&all, &[&[1], &[2, 3]]);
 }
 
@@ -138,6 +148,12 @@ fn prompts() -> Vec<Case> {
         for (start, n) in [(0, 300), (64, 130), (13, 100)] {
             let base = attention_of(Many, fmt, (6, 2, 48), &[(start, n)]);
             all.push(Attention { window, sinks: start == 0, ..base }.case());
+        }
+    }
+    for (fmt, window) in [(Q8, None), (Tq4, None), (Tq4, Some(90))] {
+        for (start, n) in [(0, 300), (192, 130)] {
+            let base = attention_of(Many, fmt, (6, 2, 64), &[(start, n)]);
+            all.extend(beside(Attention { window, ..base }).map(Attention::case));
         }
     }
     all
@@ -200,10 +216,12 @@ fn many_rows_agree_within_tolerance_for_every_cut() {
 #[test]
 fn few_and_many_agree_within_tolerance() {
     for isa in isas() {
-        for fmt in [F32, Bf16] {
-            let of = |class| Attention { sinks: true, ..attention_of(class, fmt, (6, 2, 64), &[(30, 200)]) }.case();
-            let (few, many) = (in_calls(&of(Few), isa, 2, &WHOLE), in_calls(&of(Many), isa, 2, &WHOLE));
-            few.compare(&many, None).unwrap_or_else(|e| panic!("{}: {e}", isa.name()));
+        for fmt in KvFormat::ALL {
+            let of = |class| Attention { sinks: true, ..attention_of(class, fmt, (6, 2, 64), &[(130, 200)]) };
+            for (few, many) in beside(of(Few)).into_iter().zip(beside(of(Many))) {
+                let (few, many) = (in_calls(&few.case(), isa, 2, &WHOLE), in_calls(&many.case(), isa, 2, &WHOLE));
+                few.compare(&many, None).unwrap_or_else(|e| panic!("{}: {e}", isa.name()));
+            }
         }
         let of = |class| {
             let rec = Recurrent::new(class, &[(30, 200)], Keep::Every);
@@ -244,7 +262,17 @@ fn nothing_that_a_step_says_panics() {
                     w.dev.write_i32(rows.pos, &[5, -1, i32::MAX, 0, 0]).unwrap();
                 }
                 let buf = w.bytes("pages", Grade::Exact, &vec![0; 8 << 12]);
-                let st = StreamView { buf, page_bytes: 4096, fmt: F32, heads: 1, d: 2, ring: 0 };
+                let st = StreamView {
+                    buf,
+                    page_bytes: 4096,
+                    fmt: F32,
+                    heads: 1,
+                    d: 2,
+                    ring: 0,
+                    layer: 0,
+                    own: None,
+                    sink: None,
+                };
                 let x = w.input("x", dense(5, 1, 2), &[1.0; 10]);
                 let out = w.output("out", Grade::Exact, dense(5, 1, 2));
                 let attention = Op::Attention { out, q: x, st, rows, scale: 1.0, window: None, since: 0, sinks: None };

@@ -46,7 +46,17 @@ fn layer(w: &mut World, class: RowClass, n: u32, start: u32) -> Layer {
     Layer {
         rows: step.rows(w),
         x: w.input("x", dense(n + 1, 1, H), &r.floats(((n + 1) * H) as usize, 1.0)),
-        st: StreamView { buf, page_bytes, fmt: KvFormat::F32, heads: KV, d: D, ring: 0 },
+        st: StreamView {
+            buf,
+            page_bytes,
+            fmt: KvFormat::F32,
+            heads: KV,
+            d: D,
+            ring: 0,
+            layer: 0,
+            own: None,
+            sink: None,
+        },
         rec: RecView {
             state: w.vector("states", &zeros(state_elems)),
             state_elems,

@@ -1,12 +1,12 @@
 //! Scores a model on the gate text against a reference of transformers in f32, and optionally its distributions against
 //! those of another model:
-//! `cargo run --release -p engine --example gate -- MODEL smollm2|tiny_moe [kv=f32|bf16] [against=MODEL]`.
+//! `cargo run --release -p engine --example gate -- MODEL smollm2|tiny_moe [kv=FORMAT] [against=MODEL]`.
 //!
 //! Prints the difference of mean negative log-likelihood, how often the likeliest token is the reference's, and the mean
 //! KL divergence from the other model.
 
 use engine::{Ask, Context, Model, OpenOptions, Wanted};
-use memory::{KvFormat, KvSpec};
+use memory::KvSpec;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -20,11 +20,7 @@ fn main() -> Result<()> {
     let [path, gate, ..] = &args[..] else {
         return Err("usage: gate MODEL smollm2|tiny_moe [kv=..] [against=..]".into());
     };
-    let kv = match option("kv=") {
-        Some("f32") => Some(KvFormat::F32),
-        Some("bf16") => Some(KvFormat::Bf16),
-        _ => None,
-    };
+    let kv = option("kv=").map(|k| k.parse::<KvSpec>()).transpose()?;
     let gate = testkit::gate(gate)?;
     let (mut model, begun) = (open(path, kv)?, Instant::now());
     let tally = score(&mut model, &gate)?;
@@ -37,8 +33,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn open(path: &str, kv: Option<KvFormat>) -> Result<Model> {
-    let ask = Ask { kv: kv.map(KvSpec::of), logit_rows: 256, context: Context::Exactly(1024), ..Ask::default() };
+fn open(path: &str, kv: Option<KvSpec>) -> Result<Model> {
+    let ask = Ask { kv, logit_rows: 256, context: Context::Exactly(1024), ..Ask::default() };
     Ok(Model::open(PathBuf::from(path), &OpenOptions { ask, ..OpenOptions::default() }, &mut |_| {})?)
 }
 

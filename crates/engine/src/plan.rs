@@ -16,7 +16,7 @@ use device::{Act, Caps, Device, Meter, Region, RowClass, ScratchFn, View};
 use memory::pages::pages_for;
 use memory::{Component, KvFormat, KvSpec, Ledger, PAGE_POSITIONS, Plan, RegionSizes, Residency, Tier, WeightShare};
 use model::{Family, Spec};
-use state::{Bytes, Decl, Limits, Span, State};
+use state::{Bytes, Decl, Limits, Span, State, Stream};
 use std::collections::BTreeMap;
 use weights::{Bound, Role, Weights};
 
@@ -171,17 +171,33 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
     let decls = streams(of.family, &p.kv, draft);
     p.slab_pages = state::slab_pages(&decls);
     p.kv_bytes_per_position = state::position_bytes(&decls);
+    kv_fits(&decls)?;
     let bytes = State::bytes(&decls, limits(&p));
     let beside = beside_bytes(of.family, &p);
     p.kv_bytes = bytes.kv.saturating_add(beside.kv);
     p.state_bytes = bytes.state.saturating_add(beside.state);
-    p.row_bytes = bytes.rows.saturating_add(beside.rows).saturating_add(pick_bytes(&p));
+    p.row_bytes =
+        bytes.rows.saturating_add(beside.rows).saturating_add(pick_bytes(&p)).saturating_add(side_bytes(of.family, &p));
     for kv in [&p.kv, &p.beside].into_iter().filter(|kv| !kv.is_empty()) {
         let x = measure(of, &p, kv, ask.logit_rows)?;
         p.workspace = RegionSizes { step: p.workspace.step.max(x.step), carry: p.workspace.carry.max(x.carry) };
     }
     p.allowance = of.beyond.bytes(&p, of.family.spec().vocab, ask.logit_rows);
     Ok(p)
+}
+
+fn kv_fits(decls: &[Decl]) -> Result<(), Refusal> {
+    for decl in decls {
+        let (fmt, d) = match decl.stream {
+            Stream::History { d, kv, .. } => (kv.main, d),
+            Stream::Ring { d, fmt, .. } => (fmt, d),
+            Stream::Recurrent { .. } => continue,
+        };
+        if !fmt.fits(d) {
+            return Err(Refusal::KvWidth { kv: fmt.name(), layer: decl.layer, d });
+        }
+    }
+    Ok(())
 }
 
 /// Bytes of the second history.
@@ -208,6 +224,11 @@ pub fn pick_bytes(p: &Plan) -> u64 {
     limits(p).rows as u64 * 4
 }
 
+/// Bytes of what is read for a step's ids beside their embeddings.
+pub fn side_bytes(family: &dyn Family, p: &Plan) -> u64 {
+    family.side().map_or(0, |s| limits(p).rows as u64 * s.width as u64 * 4)
+}
+
 /// Runs the widest prefill and decode passes on shapes alone, with a history in the formats `kv`.
 fn measure(of: Subject, p: &Plan, kv: &[KvSpec], logit_rows: u32) -> Result<RegionSizes> {
     let mut meter = Meter::new(of.on.scratch, of.on.caps.clone());
@@ -224,13 +245,15 @@ fn measure(of: Subject, p: &Plan, kv: &[KvSpec], logit_rows: u32) -> Result<Regi
         let (resident, experts) = weights.split();
         let pick = Some(rows.pos.rows(0, wanted.clamp(1, n)));
         let family = of.family;
+        let of = |s: model::SideTable| View::dense(meter.imagine(n as u64 * s.width as u64 * 4), Act::F32, n, s.width);
+        let side = family.side().map(of);
         let drafter = family.drafter().filter(|_| p.draft > 0);
         // Who wants the logits of every row may want the predictor's too.
         let all = drafter.is_some() && class == RowClass::Many && wanted >= n;
         let Spec { hidden, vocab, .. } = *family.spec();
         let bytes = n as u64 * vocab as u64 * 4;
         let foretold = all.then(|| View::dense(meter.imagine(bytes), Act::F32, n, vocab));
-        let dry = Pass { family, resident, state: &state, rows: &rows, pick, graph: false, drafter, foretold };
+        let dry = Pass { family, resident, state: &state, rows: &rows, pick, side, graph: false, drafter, foretold };
         pass(&mut meter, dry, experts)?;
         if let Some(drafter) = drafter.filter(|_| class == RowClass::Few) {
             let behind = Behind { drafter, hidden, vocab, rows, id: rows.ids.rows(0, 1) };
@@ -247,6 +270,7 @@ fn residency(c: Component) -> Residency {
     match c {
         Component::Mtp => Residency::Leased,
         Component::Experts(_) => Residency::Cached,
+        Component::LayerEmbed => Residency::RowRead,
         _ => Residency::Resident,
     }
 }
@@ -267,6 +291,8 @@ fn decode_read(family: &dyn Family, bounds: &[Bound], b: &Bound) -> u64 {
     let has_head = || bounds.iter().any(|b| b.component == Component::Head);
     match (b.component, b.role) {
         (Component::Mtp, _) => 0,
+        // Read from the file, one row.
+        (Component::LayerEmbed, _) => b.matrix_bytes() / b.n.max(1) as u64,
         (Component::Embed, Role::Matrix) if has_head() => b.matrix_bytes() / b.n.max(1) as u64,
         (_, Role::Experts { count, .. }) => b.matrix_bytes() * count.min(top_k) as u64,
         _ => b.loaded_bytes(),

@@ -17,10 +17,9 @@ const ROOTS: [&str; 4] = ["model.", "model.language_model.", "language_model.mod
 /// # Errors
 /// [`Error::MissingTensors`], [`Error::TensorShape`], [`Error::TensorType`].
 pub fn bind(family: &dyn Family, ck: &Checkpoint) -> Result<Vec<Bound>> {
-    let adds_one = ck.written_by_mlx() && family.mlx_adds_one();
     let (mut bound, mut missing) = (Vec::new(), Vec::new());
     for want in family.tensors() {
-        match find(want, ck)?.map(|b| as_written(b, adds_one)) {
+        match find(want, ck)? {
             Some(b) => bound.push(b),
             None if want.optional => {}
             None => missing.push(want),
@@ -35,11 +34,6 @@ pub fn bind(family: &dyn Family, ck: &Checkpoint) -> Result<Vec<Bound>> {
     let name = |w: &&Want| places(w, ck).first().map_or_else(String::new, |p| p.name.replace('~', "model."));
     let names = missing.iter().take(6).map(name).collect();
     Err(Error::MissingTensors { arch: family.spec().arch.clone(), count: missing.len(), names })
-}
-
-/// A norm that was stored around zero, unless whoever wrote the file added one to it.
-fn as_written(b: Bound, added_one: bool) -> Bound {
-    if added_one && b.canon == Canon::PlusOne { Bound { canon: Canon::Same, ..b } } else { b }
 }
 
 fn places<'w>(want: &'w Want, ck: &Checkpoint) -> &'w [Place] {
@@ -57,11 +51,6 @@ fn find(want: &Want, ck: &Checkpoint) -> Result<Option<Bound>> {
                 return Ok(Some(found));
             }
             if !place.name.contains('~') {
-                // Multimodal models of MLX keep everything under one more root.
-                let deeper = format!("language_model.{name}");
-                if let Some(found) = at(want, place, &deeper, ck)? {
-                    return Ok(Some(found));
-                }
                 break;
             }
         }
@@ -94,9 +83,10 @@ fn at(want: &Want, place: &Place, name: &str, ck: &Checkpoint) -> Result<Option<
         _ => (want.shape[want.shape.len() - 2] as u32, want.shape[want.shape.len() - 1] as u32),
     };
     let data = match place.shape {
-        Lies::Whole => whole(info, &want.shape)?,
+        Lies::Whole => whole(info, &want.shape, place.canon.stored())?,
         Lies::Half(half) => halves(info, &want.shape, half)?,
         Lies::Each => each(info, name, &want.shape, ck)?,
+        Lies::Turned { first, of } => turned(info, &want.shape, first, of)?,
         Lies::Groups(g) => grouped(info, &want.shape, g)?,
     };
     Ok(Some(Bound {
@@ -124,8 +114,11 @@ fn expect_shape(info: &TensorInfo, wanted: &[u64]) -> Result<()> {
     Err(Error::TensorShape { name: info.name.to_string(), found: info.shape.to_vec(), wanted: wanted.to_vec() })
 }
 
-fn whole(info: &TensorInfo, shape: &[u64]) -> Result<Data> {
-    expect_shape(info, shape)?;
+/// `stored` elements lie there for each one that is wanted.
+fn whole(info: &TensorInfo, shape: &[u64], stored: usize) -> Result<Data> {
+    let mut there = shape.to_vec();
+    there.last_mut().into_iter().for_each(|k| *k *= stored as u64);
+    expect_shape(info, &there)?;
     let step = if shape.len() == 3 { info.at.len / shape[0] } else { 0 };
     Ok(Data::Whole { range: info.at, first: 0, step })
 }
@@ -134,6 +127,14 @@ fn halves(info: &TensorInfo, shape: &[u64], half: u8) -> Result<Data> {
     expect_shape(info, &[shape[0], 2 * shape[1], shape[2]])?;
     let step = info.at.len / shape[0];
     Ok(Data::Whole { range: info.at, first: step / 2 * half as u64, step })
+}
+
+fn turned(info: &TensorInfo, shape: &[u64], first: u32, of: u32) -> Result<Data> {
+    expect_shape(info, &[shape[0], shape[2], of as u64 * shape[1]])?;
+    if matches!(info.dtype, DType::Block(_)) {
+        return Err(Error::TensorType { name: info.name.to_string(), dtype: format!("{}, transposed", info.dtype) });
+    }
+    Ok(Data::Turned { range: info.at, first, of })
 }
 
 fn grouped(info: &TensorInfo, shape: &[u64], g: Groups) -> Result<Data> {

@@ -64,6 +64,8 @@ impl Shape {
         let d_k = c.count("linear_key_head_dim", "ssm.state_size");
         let d_v = if c.gguf() { c.count("", "ssm.inner_size") / n_v } else { c.count("linear_value_head_dim", "") };
         c.require(d_v > 0, "linear_value_head_dim", "ssm.inner_size", d_v, "it must be a multiple of the value heads");
+        let wide = |heads: u32, d: u32| u64::from(heads) * u64::from(d);
+        c.width(2 * wide(n_k, d_k) + wide(n_v, d_v), "linear_num_value_heads", "ssm.time_step_rank");
         let rule = if c.gguf() && naming == Naming::Apart { KeyHeadRule::Mod } else { KeyHeadRule::Div };
         let kernel = c.count("linear_conv_kernel_dim", "ssm.conv_kernel");
         let eps = c.positive("rms_norm_eps", "attention.layer_norm_rms_epsilon");

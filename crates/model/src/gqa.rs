@@ -6,14 +6,14 @@
 //! ```
 //! Query head i reads key head `i / (heads / key heads)`. `W_o` belongs to the block around it.
 
-use crate::cx::{Cx, RopeOf};
+use crate::cx::{Attn, Cx, RopeOf};
 use crate::error::Result;
 use crate::keys::Keys;
-use crate::rope::frequencies;
+use crate::rope::Rope;
 use crate::want::{At, Wants};
 use checkpoint::Meta;
 use device::{ActFn, Pairing, Rows, View};
-use memory::{Component, KvSpec};
+use memory::KvSpec;
 use state::Stream;
 use weights::{Canon, WId};
 
@@ -41,8 +41,8 @@ pub struct Heads {
     pub d: u32,
     /// Added to the mean of squares in head norms.
     pub eps: f32,
-    /// Base of the rope frequencies before scaling.
-    pub rope_theta: f32,
+    /// The rotation as the configuration describes it.
+    pub rotation: Rope,
     /// The rotation.
     pub rope: RopeOf,
     kind: Kind,
@@ -76,6 +76,7 @@ impl Heads {
         c.require(whole, kv.0, kv.1, n_kv, "it must divide the number of heads");
         let d = c.opt_u32("head_dim", "attention.key_length").unwrap_or(kind.head_dim);
         c.require((2..=1 << 16).contains(&d), "head_dim", "attention.key_length", d, "2 to 65536 can be");
+        c.width(2 * u64::from(n) * u64::from(d), "num_attention_heads", "attention.head_count");
         let eps = c.positive("rms_norm_eps", "attention.layer_norm_rms_epsilon");
         let biased = c.opt_bool("attention_bias", "attention.bias").unwrap_or(false);
         c.require(!biased, "attention_bias", "attention.bias", biased, "no model of this architecture has it");
@@ -84,9 +85,9 @@ impl Heads {
         let part = part.iter().find_map(|k| c.hf(k)).and_then(|v| v.as_f64()).unwrap_or(kind.rotating);
         let dims = c.rope_dims(d, (d as f64 * part) as u32 & !1);
         c.done()?;
-        let inv_freq = w.rope(Component::Core, frequencies(c, rope_theta, dims)?, rope_theta);
-        let rope = RopeOf { pairing: Pairing::Half, dims, inv_freq };
-        Ok(Heads { n, n_kv, d, eps, rope_theta, rope, kind })
+        let rotation = Rope::read(c, rope_theta, dims)?;
+        let rope = w.rope(&rotation, Pairing::Half);
+        Ok(Heads { n, n_kv, d, eps, rotation, rope, kind })
     }
     /// Wants the parameters of one layer.
     pub fn want(&self, w: &mut Wants, at: &At, hidden: u32) -> Gqa {
@@ -118,7 +119,7 @@ impl Heads {
         ] {
             out.set(&key(name), value);
         }
-        out.set(&key("rope.freq_base"), self.rope_theta);
+        self.rotation.export(arch, out);
         out.set(&key("attention.layer_norm_rms_epsilon"), self.eps);
     }
 }
@@ -130,7 +131,7 @@ impl Gqa {
     }
     /// What a sequence keeps.
     pub fn stream(&self, kv: &KvSpec) -> Stream {
-        Stream::History { heads: self.heads.n_kv, d: self.heads.d, fmt: kv.main }
+        Stream::History { heads: self.heads.n_kv, d: self.heads.d, kv: *kv }
     }
     /// Attention of the rows over the history of layer `l`, themselves appended to it: `[n, heads * d]`.
     ///
@@ -143,7 +144,8 @@ impl Gqa {
         self.keep(cx, l, r, h)?;
         cx.rms_norm_in(q, self.q_norm, c.eps)?;
         cx.rope(q, r.pos, &c.rope)?;
-        let y = cx.attention_since(l, r, q, (c.d as f32).powf(-0.5), self.since)?;
+        let scale = (c.d as f32).powf(-0.5);
+        let y = cx.attend(l, r, q, &Attn { scale, since: self.since, ..Attn::FULL })?;
         if c.kind.gated {
             cx.gate(y, gate, ActFn::Sigmoid)?;
         }

@@ -21,6 +21,7 @@ pub fn bound(want: &Want, place: &Place, name: &str, m: &MatrixInfo, ck: &Checkp
     let (n, k) = (shape[shape.len() - 2], shape[shape.len() - 1]);
     let cuts = m.format.planes(k).map_err(|_| bad(" with other rows"))?;
     let mut data: [Option<Data>; PLANES] = Default::default();
+    let mut row_step = 1;
     for (i, cut) in cuts.iter().enumerate() {
         let Some(cut) = cut else { continue };
         data[i] = Some(match place.shape {
@@ -31,6 +32,13 @@ pub fn bound(want: &Want, place: &Place, name: &str, m: &MatrixInfo, ck: &Checkp
             Lies::Half(half) => {
                 expect(m, &[shape[0], 2 * shape[1], shape[2]])?;
                 behind(m, i, row(cut, n * u64::from(half)).ok_or_else(|| bad(" cut inside a tile"))?)
+            }
+            // Published files of gpt-oss are quantised by rows, where float ones are transposed: gate and up lie row by
+            // row in turn.
+            Lies::Turned { first, of } => {
+                expect(m, &[shape[0], u64::from(of) * n, k])?;
+                row_step = of;
+                behind(m, i, row(cut, first.into()).ok_or_else(|| bad(" cut inside a tile"))?)
             }
             Lies::Each => each(name, shape, m, i, ck)?,
             Lies::Groups(g) => {
@@ -51,7 +59,7 @@ pub fn bound(want: &Want, place: &Place, name: &str, m: &MatrixInfo, ck: &Checkp
         dtype: info.dtype,
         data: codes,
         canon: place.canon.clone(),
-        side: Some(Box::new(Side { fmt: m.format, planes, row_step: 1 })),
+        side: Some(Box::new(Side { fmt: m.format, planes, row_step })),
     })
 }
 

@@ -4,7 +4,9 @@ use proptest::prelude::*;
 use serde_json::Value;
 use server::fuzzing;
 
-const BODIES: [(&str, fn(&[u8])); 6] = [
+type Reader = fn(&[u8]);
+
+const BODIES: [(&str, Reader); 6] = [
     (include_str!("data/agents/claude_code.json"), fuzzing::messages),
     (include_str!("data/agents/codex.json"), fuzzing::responses),
     (include_str!("data/agents/qwen_code.json"), fuzzing::chat),
@@ -62,7 +64,7 @@ proptest! {
         for (place, with) in changes {
             let mut all = Vec::new();
             places(&v, "", &mut all);
-            *v.pointer_mut(place.get(&all)).unwrap() = with;
+            *v.pointer_mut(&all[place.index(all.len())]).unwrap() = with;
         }
         read(v.to_string().as_bytes());
     }

@@ -3,6 +3,7 @@
 use checkpoint::DType;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::Context;
+use memory::KvSpec;
 use snug::launch::Agent;
 use snug::quantize::{Rule, parse_type};
 use snug::synth::Kind;
@@ -80,9 +81,11 @@ pub struct On {
     /// Backend
     #[arg(long, value_enum, default_value_t = Device::Cpu)]
     pub device: Device,
-    /// Element type of the attention history [default: f32 for f32 weights, else bf16]
-    #[arg(long, value_enum)]
-    pub kv: Option<Kv>,
+    /// Format of the attention history: f32, bf16, q8 or tq4. Behind q8 and tq4 may stand +own-page (a position reads the
+    /// 256 positions it is among as bf16) and +sink-page (the first 256 are read as bf16)
+    /// [default: f32 for f32 weights, else bf16]
+    #[arg(long, value_name = "FORMAT")]
+    pub kv: Option<KvSpec>,
 }
 
 /// Instruction sets by name.
@@ -103,15 +106,6 @@ pub enum Device {
     Reference,
     /// The CPU kernels
     Cpu,
-}
-
-/// History formats by name.
-#[derive(Copy, Clone, Debug, ValueEnum)]
-pub enum Kv {
-    /// 4 bytes an element
-    F32,
-    /// 2 bytes an element
-    Bf16,
 }
 
 /// How an answer is made. What is not given comes from the checkpoint.
@@ -435,7 +429,7 @@ The context is as long as all of them together, unless --context says otherwise.
 Examples:
   snug bench
   snug bench smollm2 --prompt 512 --gen 128 --repeat 5 --json
-  snug bench model.gguf --depth 16384 --profile"
+  snug bench model.gguf --depth 16384 --kv tq4 --profile"
 )]
 pub struct BenchArgs {
     #[arg(help = MODEL_HELP)]
@@ -485,16 +479,14 @@ pub struct PlanArgs {
 
 /// `snug serve`.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "It speaks OpenAI's chat completions, completions and responses, and Anthropic's messages. Ctrl-C or SIGTERM
-lets requests that are here end first.
+#[command(after_help = "It speaks OpenAI's chat completions, completions and responses, and Anthropic's messages.
+Ctrl-C or SIGTERM lets requests that are here end first.
 
 Examples:
   snug serve
   snug serve smollm2 --port 9000
   snug serve smollm2 --host 0.0.0.0 --api-key secret
-  snug serve --backend script:answers.json"
-)]
+  snug serve --backend script:answers.json")]
 pub struct ServeArgs {
     #[arg(help = MODEL_HELP)]
     pub model: Option<String>,

@@ -9,7 +9,7 @@ use engine::machine::{Budget, Sight};
 use engine::open::{On, Opened};
 use engine::plan::DEFAULT_CONTEXT;
 use engine::{Ask, Context, Model, OpenOptions};
-use memory::{Class, KvFormat, KvSpec, TierUsage};
+use memory::{Class, TierUsage};
 
 /// Opens and loads a model. `logit_rows` is how many rows of logits a prefill may be asked for at once.
 pub fn load(model: Option<&str>, on: &args::On, logit_rows: u32, verbose: bool) -> anyhow::Result<Model> {
@@ -65,12 +65,8 @@ pub fn say_memory(u: &TierUsage) {
 }
 
 fn ask(on: &args::On, logit_rows: u32) -> Ask {
-    let kv = on.kv.map(|k| match k {
-        args::Kv::F32 => KvSpec::of(KvFormat::F32),
-        args::Kv::Bf16 => KvSpec::of(KvFormat::Bf16),
-    });
     let context = on.context.unwrap_or_default();
-    Ask { context, parallel: on.parallel, kv, logit_rows, guard: budget(on).bytes, ..Ask::default() }
+    Ask { context, parallel: on.parallel, kv: on.kv, logit_rows, guard: budget(on).bytes, ..Ask::default() }
 }
 
 fn backend(on: &args::On) -> anyhow::Result<On> {

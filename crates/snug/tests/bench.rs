@@ -29,7 +29,7 @@ fn sum(side: &Value, what: impl Fn(&str) -> bool) -> f64 {
 fn rates_are_reported_with_their_spread_and_their_bound() {
     let r = bench(&[]);
     let want = "model arch device isa threads kv context prompt gen depth repeat prefill_tps decode_tps bytes_per_token \
-                weight_bytes_per_token history_bytes_per_token achieved_gbps ram_read_gbps bound_share";
+                weight_bytes_per_token history_bytes_per_token achieved_gbps ram_read_gbps bound_share workspace";
     assert_eq!(keys(&r), want.split_whitespace().collect::<Vec<_>>());
     for rate in ["prefill_tps", "decode_tps"] {
         let s = &r[rate];
@@ -51,11 +51,26 @@ fn rates_are_reported_with_their_spread_and_their_bound() {
     }
 
     let deep = bench(&["--depth", "700", "--profile"]);
-    assert_eq!(keys(&deep)[..19], keys(&r)[..]);
+    assert_eq!(keys(&deep)[..20], keys(&r)[..]);
     assert_eq!((&deep["depth"], &deep["context"]), (&700.into(), &746.into()));
     assert_eq!(deep["weight_bytes_per_token"], r["weight_bytes_per_token"]);
     assert!(f(&deep["history_bytes_per_token"]) > history, "history grows with depth");
+    // Workspace is what the plan says, and no more of it is used at a depth.
+    let w = &r["workspace"];
+    assert_eq!(keys(w), ["planned", "prefill", "decode"]);
+    assert!(w["planned"] == w["prefill"] && f(&w["decode"]) < f(&w["planned"]), "{w}");
+    assert_eq!(deep["workspace"]["prefill"], w["prefill"]);
     profile_sums_up(&deep["profile"], 3 * 6);
+}
+
+#[test]
+fn history_in_four_bits_is_a_quarter_of_its_bytes() {
+    let read = |kv: &str| bench(&["--depth", "700", "--repeat", "1", "--kv", kv]);
+    let (bf16, tq4) = (read("bf16"), read("tq4+own-page"));
+    assert_eq!((&bf16["kv"], &tq4["kv"]), (&"bf16".into(), &"tq4+own-page".into()));
+    let bytes = |r: &Value| f(&r["history_bytes_per_token"]);
+    // The recurrent states of the other layers stay as they are, and own pages are bf16.
+    assert!(bytes(&tq4) < bytes(&bf16), "{tq4}");
 }
 
 /// `passes` decode passes were counted.

@@ -19,6 +19,10 @@ const ARCHITECTURES: &[(&str, &str, &str)] = &[
     ("qwen3_next", "qwen3next", "Qwen3-Next 80B-A3B"),
     ("qwen3_5", "qwen35", "Qwen3.5, 3.6, 3.8 dense (27B)"),
     ("qwen3_5_moe", "qwen35moe", "Qwen3.5, 3.6 35B-A3B"),
+    ("gpt_oss", "gpt-oss", "gpt-oss 20b, 120b"),
+    ("gemma3", "gemma3", "Gemma 3 1B to 27B, text"),
+    ("gemma4", "gemma4", "Gemma 4 26B-A4B, 31B, E2B, E4B, text"),
+    ("glm4_moe", "glm4moe", "GLM 4.5, 4.5-Air, 4.6, 4.7"),
 ];
 
 /// What tests prove of one tiny model.

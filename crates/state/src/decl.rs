@@ -2,8 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::table;
-use memory::KvFormat;
+use device::StreamView;
 use memory::pages::pages_for;
+use memory::{KvFormat, KvSpec, PAGE_POSITIONS};
 use std::collections::BTreeSet;
 
 /// Layer-pages are a multiple of this, so that they can be written to disk as they are.
@@ -20,10 +21,11 @@ pub enum Stream {
         heads: u32,
         /// Width of a head.
         d: u32,
-        /// Format of the stored vectors.
-        fmt: KvFormat,
+        /// Formats of the stored vectors.
+        kv: KvSpec,
     },
-    /// Keys and values of the last positions, in a ring of pages.
+    /// Keys and values of the last positions, in a ring of pages. Its positions come and go, so it has no pages of
+    /// other formats beside it.
     Ring {
         /// Positions a row sees, itself included.
         window: u32,
@@ -129,7 +131,7 @@ pub fn slab_pages(decls: &[Decl]) -> u32 {
 /// Bytes of history that one more position takes, without what fills pages up to whole blocks of a disk.
 pub fn position_bytes(decls: &[Decl]) -> u64 {
     let one = |s: &Stream| match *s {
-        Stream::History { heads, d, fmt } => product(&[2, heads as u64, fmt.vector_bytes(d)]),
+        Stream::History { heads, d, kv } => product(&[2, heads as u64, kv.main.vector_bytes(d)]),
         Stream::Ring { .. } | Stream::Recurrent { .. } => 0,
     };
     decls.iter().map(|d| one(&d.stream)).fold(0, u64::saturating_add)
@@ -145,7 +147,14 @@ impl Stream {
         let vectors =
             |heads: u32, d: u32, fmt: KvFormat, n: u32| product(&[2, heads as u64, fmt.vector_bytes(d), n as u64]);
         match *self {
-            Stream::History { heads, d, fmt } => vectors(heads, d, fmt, len),
+            Stream::History { heads, d, kv } => {
+                let sink = if kv.sink_page.is_some() { len.min(PAGE_POSITIONS) } else { 0 };
+                let own = len.saturating_sub(1) / PAGE_POSITIONS * PAGE_POSITIONS;
+                let own = if kv.own_page.is_some() { len.saturating_sub(own.max(sink)) } else { 0 };
+                let part = |fmt: Option<KvFormat>, n| fmt.map_or(0, |f| vectors(heads, d, f, n));
+                let main = vectors(heads, d, kv.main, len - sink - own);
+                main.saturating_add(part(kv.sink_page, sink)).saturating_add(part(kv.own_page, own))
+            }
             Stream::Ring { window, heads, d, fmt } => vectors(heads, d, fmt, len.min(window)),
             Stream::Recurrent { state: [h, k, v], conv: [taps, channels] } => {
                 let floats = product(&[h as u64, k as u64, v as u64]).saturating_add(taps as u64 * channels as u64);
@@ -155,9 +164,25 @@ impl Stream {
     }
     /// Bytes of one layer-page, `None` where there are no pages.
     pub(crate) fn page_bytes(&self) -> Option<u64> {
-        let (Stream::History { heads, d, fmt } | Stream::Ring { heads, d, fmt, .. }) = *self else { return None };
-        let bytes = product(&[2, heads as u64, memory::PAGE_POSITIONS as u64, fmt.vector_bytes(d)]);
-        Some(bytes.checked_next_multiple_of(PAGE_ALIGN).unwrap_or(u64::MAX))
+        match *self {
+            Stream::History { heads, d, kv } => Some(page_bytes(heads, d, kv.main)),
+            Stream::Ring { heads, d, fmt, .. } => Some(page_bytes(heads, d, fmt)),
+            Stream::Recurrent { .. } => None,
+        }
+    }
+    /// The pages beside a history, first those of rows' own pages, then those of page 0: format, bytes of a layer-page,
+    /// pages of a sequence.
+    pub(crate) fn sides(&self, l: &Limits) -> [Option<(KvFormat, u64, u32)>; 2] {
+        let Stream::History { heads, d, kv } = *self else { return [None, None] };
+        let of = |fmt: Option<KvFormat>, ring| fmt.map(|f| (f, page_bytes(heads, d, f), ring));
+        [of(kv.own_page, StreamView::own_pages(l.most_rows())), of(kv.sink_page, 1)]
+    }
+    /// Bytes of these pages for all sequences.
+    pub(crate) fn side_bytes(&self, l: &Limits) -> [u64; 2] {
+        let all = |s: Option<(KvFormat, u64, u32)>| {
+            s.map_or(0, |(_, page, ring)| product(&[page, ring as u64, l.parallel as u64]))
+        };
+        self.sides(l).map(all)
     }
     /// Pages of a sequence's ring, 0 where there is none: the window of the first of an append's rows, all its rows,
     /// and one page because neither starts at a page's start.
@@ -169,7 +194,7 @@ impl Stream {
             _ => 0,
         }
     }
-    /// Bytes of all pages or rings of the layer.
+    /// Bytes of all pages or rings of the layer, without those beside a history.
     pub(crate) fn kv_bytes(&self, l: &Limits) -> u64 {
         let pages = match self {
             Stream::History { .. } => l.pages() as u64,
@@ -190,6 +215,24 @@ impl Stream {
             Stream::History { heads, d, .. } | Stream::Ring { heads, d, .. } if heads == 0 || d == 0 => {
                 Err("keys and values need at least one head of at least one column")
             }
+            Stream::History { d, kv: KvSpec { main: fmt, .. }, .. } | Stream::Ring { d, fmt, .. } if !fmt.fits(d) => {
+                Err("the rotated formats, q8 and tq4, are for heads of 64, 128, 256 or 512 columns")
+            }
+            Stream::History { kv, .. } if kv.beside().any(KvFormat::rotated) => {
+                Err("own and sink pages are f32 or bf16")
+            }
+            Stream::History { kv, .. } if kv.own_page.zip(kv.sink_page).is_some_and(|(a, b)| a != b) => {
+                Err("own and sink pages have one format")
+            }
+            Stream::History { .. }
+                if self
+                    .sides(l)
+                    .into_iter()
+                    .flatten()
+                    .any(|s| product(&[s.2 as u64, l.parallel as u64]) > MAX_INDEX) =>
+            {
+                Err("the own pages of all sequences together are more than 2^31 - 1")
+            }
             Stream::Ring { window: 0, .. } => Err("a window of no positions"),
             Stream::Ring { .. } if self.ring_pages(l).saturating_mul(l.parallel as u64) > MAX_INDEX => {
                 Err("the rings of all sequences together need more than 2^31 - 1 pages")
@@ -201,6 +244,11 @@ impl Stream {
             _ => Ok(()),
         }
     }
+}
+
+fn page_bytes(heads: u32, d: u32, fmt: KvFormat) -> u64 {
+    let bytes = product(&[2, heads as u64, PAGE_POSITIONS as u64, fmt.vector_bytes(d)]);
+    bytes.checked_next_multiple_of(PAGE_ALIGN).unwrap_or(u64::MAX)
 }
 
 /// Saturating: what is beyond `u64` is refused by any budget.
@@ -226,14 +274,17 @@ pub(crate) fn check(decls: &[Decl], l: &Limits) -> Result<()> {
 pub(crate) fn bytes(decls: &[Decl], l: &Limits) -> Bytes {
     let mut b = Bytes { rows: table::bytes(l), ..Bytes::default() };
     for d in decls {
-        b.kv = b.kv.saturating_add(d.stream.kv_bytes(l));
+        b.kv = d.stream.side_bytes(l).into_iter().fold(b.kv.saturating_add(d.stream.kv_bytes(l)), u64::saturating_add);
         b.state = d.stream.rec_bytes(l).into_iter().fold(b.state, u64::saturating_add);
     }
     b
 }
 
-/// Bytes of all rings.
+/// Bytes of all rings, and of all pages beside histories, which are rings too.
 pub(crate) fn ring_bytes(decls: &[Decl], l: &Limits) -> u64 {
-    let rings = decls.iter().filter(|d| matches!(d.stream, Stream::Ring { .. }));
-    rings.map(|d| d.stream.kv_bytes(l)).fold(0, u64::saturating_add)
+    let of = |s: &Stream| {
+        let own = if matches!(s, Stream::Ring { .. }) { s.kv_bytes(l) } else { 0 };
+        s.side_bytes(l).into_iter().fold(own, u64::saturating_add)
+    };
+    decls.iter().map(|d| of(&d.stream)).fold(0, u64::saturating_add)
 }

@@ -5,13 +5,14 @@ use crate::append::{Pending, Span};
 use crate::error::{Error, Result};
 use crate::sequence::SeqId;
 use crate::store::State;
+use device::kv::{self, Pieces};
 use device::{Buf, Device, RecView, RowClass, StreamView};
 use memory::{KvFormat, PAGE_POSITIONS};
 use std::ops::Range;
 
 impl State {
-    /// Makes `n` more positions part of a sequence, with keys, values and recurrent states drawn evenly from -1 to 1.
-    /// The values of a position depend on seed, layer and position alone, so filling in pieces gives the same history.
+    /// Makes `n` more positions part of a sequence, with keys, values and recurrent states drawn evenly from -1 to 1, in
+    /// rotated formats codes drawn evenly under scales that make their elements about as large. The values of a position depend on seed, layer and position alone, so filling in pieces gives the same history.
     ///
     /// # Errors
     /// [`Error::NotOpen`], [`Error::ContextFull`], [`Error::NoRoom`], [`Error::OverBudget`]; [`Error::Pending`] while an append is under way;
@@ -45,17 +46,13 @@ impl State {
     fn write(&self, dev: &mut dyn Device, p: &Pending, spans: &[Span], at: Range<u32>, seed: u64) -> Result<()> {
         let values = p.values(spans, &self.seqs)?;
         let Some(span) = values.spans.first() else { return Ok(()) };
-        for (layer, st) in self.layers.histories() {
+        for (layer, part, st) in self.layers.histories().flat_map(with_sides) {
             let page_of = |i: u32| match st.ring {
                 0 => span.pages.get(i as usize).copied().unwrap_or_default() as u64,
                 ring => span.seq_slot as u64 * ring as u64 + (i % ring) as u64,
             };
-            for (i, part) in by_page(&at) {
-                // A ring keeps its last pages only.
-                let overwritten = st.ring > 0 && (i as u64 + st.ring as u64) * (PAGE_POSITIONS as u64) < at.end as u64;
-                if !overwritten {
-                    page(dev, &st, page_of(i), &part, Key::new(seed, layer))?;
-                }
+            for (i, at) in by_page(&at).filter(|(i, _)| part.keeps(*i, &st, at.end)) {
+                page(dev, &st, page_of(i), &at, Key::new(seed, layer).and(part as u64))?;
             }
         }
         for (layer, st) in self.layers.states() {
@@ -63,6 +60,29 @@ impl State {
         }
         Ok(())
     }
+}
+
+/// What of a history pages hold.
+#[derive(Copy, Clone, PartialEq)]
+enum Of {
+    Main,
+    Own,
+    Sink,
+}
+
+impl Of {
+    /// Whether page `i` of a sequence of `len` positions is there to be read.
+    fn keeps(self, i: u32, st: &StreamView, len: u32) -> bool {
+        // A ring keeps its last pages only.
+        let overwritten = st.ring > 0 && (i as u64 + st.ring as u64) * (PAGE_POSITIONS as u64) < len as u64;
+        if self == Of::Sink { i == 0 } else { !overwritten }
+    }
+}
+
+fn with_sides((layer, st): (u32, StreamView)) -> impl Iterator<Item = (u32, Of, StreamView)> {
+    let beside = [(Of::Own, st.own), (Of::Sink, st.sink)];
+    let beside = beside.into_iter().filter_map(move |(of, s)| Some((layer, of, st.beside(&s?))));
+    std::iter::once((layer, Of::Main, st)).chain(beside)
 }
 
 /// Positions cut at the edges of pages, each part with the index of its page.
@@ -76,17 +96,70 @@ fn by_page(at: &Range<u32>) -> impl Iterator<Item = (u32, Range<u32>)> {
 
 /// Writes keys and values of some positions of one page.
 fn page(dev: &mut dyn Device, st: &StreamView, page: u64, at: &Range<u32>, key: Key) -> Result<()> {
-    let bytes = (at.end - at.start) as u64 * st.fmt.vector_bytes(st.d);
+    let first = page * st.page_bytes;
+    let place = at.start % PAGE_POSITIONS;
     for (plane, head) in (0..2).flat_map(|p| (0..st.heads).map(move |h| (p, h))) {
-        let mut out = Vec::with_capacity(bytes as usize);
+        let (mut codes, mut scales) = (Vec::new(), Vec::new());
         for pos in at.clone() {
             let mut draw = key.and(((plane * st.heads + head) as u64) << 32 | pos as u64);
-            (0..st.d).for_each(|_| encode(draw.next(), st.fmt, &mut out));
+            vector(&mut draw, st, &mut codes, &mut scales);
         }
-        let first = page * st.page_bytes + st.vector_at(plane, head, at.start % PAGE_POSITIONS);
-        dev.write(part(st.buf, first, bytes)?, &out)?;
+        vectors(dev, st, first + st.block_at(plane, head), plane, place, &codes)?;
+        if !scales.is_empty() {
+            let to = part(st.buf, first + st.scale_at(plane, head, place), scales.len() as u64)?;
+            dev.write(to, &scales)?;
+        }
     }
     Ok(())
+}
+
+/// Writes the elements of neighbouring vectors of the block at `first`.
+fn vectors(dev: &mut dyn Device, st: &StreamView, first: u64, plane: u32, place: u32, codes: &[u8]) -> Result<()> {
+    let bytes = st.fmt.code_bytes(st.d) as usize;
+    let of = |at: u32| Pieces::of(st.fmt, plane, st.d, at);
+    if of(place).count == 1 {
+        dev.write(part(st.buf, first + of(place).first as u64, codes.len() as u64)?, codes)?;
+        return Ok(());
+    }
+    let (group, mut rest, mut at) = (kv::KEYS as usize * bytes, codes, place);
+    while !rest.is_empty() {
+        if at.is_multiple_of(kv::KEYS) && rest.len() >= group {
+            // A whole group of interleaved keys at once.
+            let mut block = vec![0; group];
+            for (i, codes) in (0..).zip(rest[..group].chunks_exact(bytes)) {
+                of(i).scatter(codes, &mut block);
+            }
+            dev.write(part(st.buf, first + of(at).first as u64, group as u64)?, &block)?;
+            (rest, at) = (&rest[group..], at + kv::KEYS);
+        } else {
+            let pieces = of(at);
+            for (off, piece) in pieces.offsets().zip(rest.chunks_exact(pieces.len)) {
+                dev.write(part(st.buf, first + off as u64, pieces.len as u64)?, piece)?;
+            }
+            (rest, at) = (&rest[bytes..], at + 1);
+        }
+    }
+    Ok(())
+}
+
+/// Draws one vector as it is stored.
+fn vector(draw: &mut Key, st: &StreamView, codes: &mut Vec<u8>, scales: &mut Vec<u8>) {
+    let words = 0..st.fmt.code_bytes(st.d) / 8;
+    match st.fmt {
+        KvFormat::F32 | KvFormat::Bf16 => (0..st.d).for_each(|_| encode(draw.next(), st.fmt, codes)),
+        KvFormat::Q8 => {
+            let eight = |draw: &mut Key| draw.mix().to_le_bytes().map(|b| (b as i8).max(-127) as u8);
+            words.for_each(|_| codes.extend(eight(draw)));
+            // Even codes up to 1 have the deviation of even numbers up to 1.
+            scales.extend(kv::scale(1.0 + 0.25 * draw.next()).to_le_bytes());
+        }
+        KvFormat::Tq4 => {
+            words.for_each(|_| codes.extend(draw.mix().to_le_bytes()));
+            // The root mean square of the centroids is 1.4, that of even numbers up to 1 is 0.58.
+            let norm = 0.41 * (st.d as f32).sqrt();
+            scales.extend(kv::scale(norm * (1.0 + 0.25 * draw.next())).to_le_bytes());
+        }
+    }
 }
 
 /// Writes the state and the convolution window of one slot.
@@ -107,9 +180,9 @@ fn part(b: Buf, off: u64, len: u64) -> Result<Buf> {
 fn encode(x: f32, fmt: KvFormat, out: &mut Vec<u8>) {
     let b = x.to_le_bytes();
     match fmt {
-        KvFormat::F32 => out.extend(b),
         // Any bf16 is as random as another, so the lower half is just dropped.
         KvFormat::Bf16 => out.extend(&b[2..]),
+        _ => out.extend(b),
     }
 }
 

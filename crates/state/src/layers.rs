@@ -3,8 +3,8 @@
 
 use crate::decl::{Decl, Limits, Stream};
 use crate::error::{Error, Result};
-use device::{Buf, Device, RecView, StreamView};
-use memory::Reservation;
+use device::{Buf, Device, RecView, Side, StreamView};
+use memory::{KvSpec, Reservation};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -42,27 +42,35 @@ impl Layers {
             Ok(b)
         };
         let mut layers = BTreeMap::new();
-        for d in decls {
-            let s = &d.stream;
+        for of in decls {
+            let s = &of.stream;
             let layer = match *s {
-                Stream::History { heads, d, fmt } => {
+                Stream::History { heads, d, kv: KvSpec { main: fmt, .. } } => {
                     let buf = dev.reserve_range(s.kv_bytes(limits))?;
                     made.ranges.push(buf);
-                    Layer::Pages(StreamView { buf, page_bytes: s.page_bytes().unwrap_or(0), fmt, heads, d, ring: 0 })
+                    let mut beside = [None, None];
+                    for ((to, side), bytes) in beside.iter_mut().zip(s.sides(limits)).zip(s.side_bytes(limits)) {
+                        let Some((fmt, page_bytes, ring)) = side else { continue };
+                        let buf = take(dev, &mut rings, bytes)?;
+                        *to = Some(Side { buf, page_bytes, fmt, ring });
+                    }
+                    let ([own, sink], page_bytes) = (beside, s.page_bytes().unwrap_or(0));
+                    Layer::Pages(StreamView { buf, page_bytes, fmt, heads, d, ring: 0, layer: of.layer, own, sink })
                 }
                 Stream::Ring { heads, d, fmt, .. } => {
                     let buf = take(dev, &mut rings, s.kv_bytes(limits))?;
                     let (page_bytes, ring) = (s.page_bytes().unwrap_or(0), s.ring_pages(limits) as u32);
-                    Layer::Pages(StreamView { buf, page_bytes, fmt, heads, d, ring })
+                    let layer = of.layer;
+                    Layer::Pages(StreamView { buf, page_bytes, fmt, heads, d, ring, layer, own: None, sink: None })
                 }
-                Stream::Recurrent { state: of, conv } => {
+                Stream::Recurrent { state: shape, conv } => {
                     let [s, c] = s.rec_bytes(limits);
                     let (s, c) = (take(dev, &mut state, s)?, take(dev, &mut state, c)?);
-                    let (state_elems, conv_elems) = (of.iter().product(), conv.iter().product());
+                    let (state_elems, conv_elems) = (shape.iter().product(), conv.iter().product());
                     Layer::States(RecView { state: s, state_elems, conv: c, conv_elems, slots: limits.rec_slots() })
                 }
             };
-            layers.insert(d.layer, layer);
+            layers.insert(of.layer, layer);
         }
         Ok(Layers(layers))
     }

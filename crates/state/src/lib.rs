@@ -18,6 +18,7 @@
 //! - `sequence`: sequences by generational id.
 //! - `room`: free pages and free recurrent slots.
 //! - `append`: the rows of one append, from reservation to its end.
+//! - `park`: recurrent states as bytes for keeping, in f32, bf16 or int8.
 //! - `fill`: history that nobody computed, to measure at a depth.
 //! - `table`: what a step's ops read about its rows, at fixed device addresses.
 
@@ -26,6 +27,7 @@ mod decl;
 mod error;
 mod fill;
 mod layers;
+pub mod park;
 mod room;
 mod sequence;
 mod store;
@@ -36,5 +38,6 @@ mod tests;
 pub use append::{Append, PART_ROWS, Span};
 pub use decl::{Bytes, Decl, Limits, Stream, position_bytes, slab_pages};
 pub use error::{Error, Result};
+pub use park::Park;
 pub use sequence::SeqId;
-pub use store::State;
+pub use store::{Recurrent, State};

@@ -7,7 +7,7 @@ use crate::layers::{Layers, Made};
 use crate::room::Room;
 use crate::sequence::{SeqId, Sequences};
 use crate::table::Tables;
-use device::{Device, RecView, RowClass, Rows, StreamView, View};
+use device::{Buf, Device, RecView, RowClass, Rows, StreamView, View};
 use memory::{Class, Ledger, Reservation, Tier};
 use std::collections::HashSet;
 use std::ops::Range;
@@ -25,6 +25,17 @@ pub struct State {
     made: Made,
     /// Pays for slabs as they come.
     ledger: Ledger,
+}
+
+/// The recurrent state of one layer and sequence.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Recurrent {
+    /// The layer.
+    pub layer: u32,
+    /// `f32[heads, d_k, d_v]`.
+    pub state: Buf,
+    /// `f32[kernel - 1, channels]`: the last inputs of the convolution before it.
+    pub conv: Buf,
 }
 
 impl State {
@@ -251,6 +262,22 @@ impl State {
     /// [`Error::NoStream`].
     pub fn rec(&self, layer: u32) -> Result<RecView> {
         self.layers.rec(layer)
+    }
+
+    /// Where the recurrent states of a sequence lie, by layer; none before its first row.
+    ///
+    /// # Errors
+    /// [`Error::NotOpen`].
+    pub fn recurrent(&self, seq: SeqId) -> Result<Vec<Recurrent>> {
+        let Some(slot) = self.seqs.get(seq)?.rec.map(|s| s.0 as u64) else { return Ok(Vec::new()) };
+        let cut = |b: Buf, elems: u32| {
+            let bytes = elems as u64 * 4;
+            b.slice(slot * bytes, bytes).ok_or(Error::Device(device::Error::BadBuf))
+        };
+        let one = |(layer, r): (u32, RecView)| {
+            Ok(Recurrent { layer, state: cut(r.state, r.state_elems)?, conv: cut(r.conv, r.conv_elems)? })
+        };
+        self.layers.states().map(one).collect()
     }
 
     /// Whether every page and slot is free or owned once, and every sequence owns exactly what its length needs.

@@ -48,16 +48,28 @@ pub enum Canon {
     NegExp,
     /// `base / w`: rope frequencies stored as divisors.
     DivisorsOf(Arc<[f32]>),
+    /// Every `of`-th element from `first` on: vectors stored element by element in turn.
+    Every {
+        /// The first element.
+        first: usize,
+        /// Elements from one to the next.
+        of: usize,
+    },
 }
 
 impl Canon {
-    /// Applies it in place.
-    pub fn apply(&self, w: &mut [f32]) {
+    /// Stored elements for each canonical one.
+    pub fn stored(&self) -> usize {
+        if let Canon::Every { of, .. } = self { *of } else { 1 }
+    }
+    /// Applies it.
+    pub fn apply(&self, w: &mut Vec<f32>) {
         match self {
             Canon::Same => {}
             Canon::PlusOne => w.iter_mut().for_each(|x| *x += 1.0),
             Canon::NegExp => w.iter_mut().for_each(|x| *x = -x.exp()),
             Canon::DivisorsOf(base) => w.iter_mut().zip(base.iter()).for_each(|(x, b)| *x = b / *x),
+            Canon::Every { first, of } => *w = w.iter().copied().skip(*first).step_by(*of).collect(),
         }
     }
 }
@@ -76,6 +88,16 @@ pub enum Data {
     },
     /// One tensor per expert.
     Each(Vec<ByteRange>),
+    /// A stack of transposed matrices, `[E, k, of * n]`, of which every `of`-th column from `first` on is a row here.
+    /// Loading turns them, so elements must be of whole bytes.
+    Turned {
+        /// The tensor.
+        range: ByteRange,
+        /// The first column.
+        first: u32,
+        /// Columns from one to the next.
+        of: u32,
+    },
     /// No file at all: values that follow from the configuration.
     Values(Arc<[f32]>),
 }

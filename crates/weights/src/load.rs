@@ -107,10 +107,13 @@ impl Weights {
                 return Ok(Planes::one(meter.imagine(b.loaded_bytes())));
             }
             let count = if let Role::Experts { count, .. } = b.role { count as u64 } else { 1 };
+            // Rows in turn with those of another matrix reach as far as both.
+            let reach = b.side.as_ref().map_or(1, |s| s.row_step as u64);
             let mut planes = Planes::default();
             for i in (0..PLANES).filter(|&i| b.plane(i).is_some()) {
-                planes.step[i] = if count > 1 { b.plane_bytes(i) } else { 0 };
-                planes.bufs[i] = Some(meter.imagine(b.plane_bytes(i) * count));
+                let bytes = b.plane_bytes(i) * reach;
+                planes.step[i] = if count > 1 { bytes } else { 0 };
+                planes.bufs[i] = Some(meter.imagine(bytes * count));
             }
             Ok(planes)
         })
@@ -181,6 +184,19 @@ fn unusable(b: &Bound, what: &str) -> Error {
     Error::Unusable { tensor: b.name.to_string(), what: what.into() }
 }
 
+/// Bytes of a transposed tensor that are looked at together.
+const STRIP: usize = 1 << 20;
+
+/// Writes columns `first`, `first + of`, ... of `rows` (of `stored` bytes each, elements of `size`) as the beginnings of
+/// rows `pitch` bytes apart.
+fn turn(rows: &[u8], stored: usize, to: &mut [u8], pitch: usize, [first, of, size]: [usize; 3]) {
+    for (column, row) in (first..stored / size).step_by(of).zip(to.chunks_mut(pitch)) {
+        for (from, out) in rows.chunks_exact(stored).zip(row.chunks_exact_mut(size)) {
+            out.copy_from_slice(&from[column * size..(column + 1) * size]);
+        }
+    }
+}
+
 struct Loader<'a> {
     ck: &'a Checkpoint,
     ledger: &'a Ledger,
@@ -215,6 +231,7 @@ impl Loader<'_> {
                 Ok((at, *step))
             }
             Data::Each(ranges) => Ok((self.stack(ranges)?, bytes)),
+            Data::Turned { range, first, of } => Ok((self.turned(b, *range, *first, *of)?, bytes)),
             Data::Values(_) => Err(unusable(b, "only vectors have computed values")),
         }
     }
@@ -279,17 +296,40 @@ impl Loader<'_> {
         Ok(())
     }
 
+    /// Reads transposed matrices a few rows at a time and writes their columns.
+    fn turned(&mut self, b: &Bound, range: ByteRange, first: u32, of: u32) -> Result<Buf> {
+        let size = b.dtype.row_bytes(1).map_err(|_| unusable(b, "blocks cannot be transposed"))? as usize;
+        let (n, k) = (b.n as usize, b.k as usize);
+        let stored = n * of as usize * size;
+        let strip = (STRIP / stored.max(1)).clamp(1, k.max(1));
+        let all = self.alloc(b.loaded_bytes())?;
+        let mut rows = vec![0u8; strip * stored];
+        let mut one = vec![0u8; n * k * size];
+        for e in 0..b.loaded_bytes() / b.matrix_bytes().max(1) {
+            for at in (0..k).step_by(strip) {
+                let here = strip.min(k - at);
+                let off = range.off + (e * k as u64 + at as u64) * stored as u64;
+                let part = &mut rows[..here * stored];
+                self.ck.read_at(ByteRange { file: range.file, off, len: part.len() as u64 }, part)?;
+                turn(part, stored, &mut one[at * size..], k * size, [first as usize, of as usize, size]);
+            }
+            let to = all.slice(e * b.matrix_bytes(), b.matrix_bytes()).ok_or(device::Error::BadBuf)?;
+            self.dev.write(to, &one)?;
+        }
+        Ok(all)
+    }
+
     fn vector(&mut self, b: &Bound) -> Result<Buf> {
         let mut values = match &b.data {
             Data::Values(v) => v.to_vec(),
             Data::Whole { range, .. } => {
                 let mut bytes = vec![0u8; range.len as usize];
                 self.ck.read_at(*range, &mut bytes)?;
-                let mut v = vec![0.0; b.n as usize * b.k as usize];
+                let mut v = vec![0.0; b.n as usize * b.k as usize * b.canon.stored()];
                 b.dtype.decode(&bytes, &mut v)?;
                 v
             }
-            Data::Each(_) => return Err(unusable(b, "a vector in pieces")),
+            Data::Each(_) | Data::Turned { .. } => return Err(unusable(b, "a vector in pieces")),
         };
         b.canon.apply(&mut values);
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();

@@ -35,16 +35,8 @@ pub(crate) const TYPES: &[DType] = &[
     DType::E8M0,
 ];
 
-/// What a header says.
-pub(crate) struct Parsed {
-    /// In the order of the data.
-    pub tensors: Vec<TensorInfo>,
-    /// `format` of its metadata: the framework that wrote it.
-    pub format: Option<String>,
-}
-
-/// Reads and checks a header.
-pub(crate) fn parse(stored: &Stored, file: FileId) -> Result<Parsed> {
+/// Reads and checks a header; tensors come in the order of the data.
+pub(crate) fn parse(stored: &Stored, file: FileId) -> Result<Vec<TensorInfo>> {
     let truncated = |at: &str, need| Error::Truncated {
         file: stored.name.clone(),
         container: "safetensors",
@@ -70,7 +62,7 @@ pub(crate) fn parse(stored: &Stored, file: FileId) -> Result<Parsed> {
     }
     let mut text = vec![0; n as usize];
     stored.read_at(8, &mut text)?;
-    let Entries(entries, format) = serde_json::from_slice(&text)
+    let Entries(entries) = serde_json::from_slice(&text)
         .map_err(|e| Error::Header { file: stored.name.clone(), why: format!("has a damaged header: {e}") })?;
     let mut out =
         entries.into_iter().map(|(name, e)| describe(stored, file, start, name, e)).collect::<Result<Vec<_>>>()?;
@@ -80,7 +72,7 @@ pub(crate) fn parse(stored: &Stored, file: FileId) -> Result<Parsed> {
         return Err(bad(stored, &t.name, "is there twice"));
     }
     cover(stored, start, &out)?;
-    Ok(Parsed { tensors: out, format })
+    Ok(out)
 }
 
 fn bad(stored: &Stored, tensor: &str, why: impl Into<String>) -> Error {
@@ -167,57 +159,8 @@ impl<'de> Deserialize<'de> for Shape {
     }
 }
 
-/// A text, or the text under `format`; anything else is passed over.
-struct Note(Option<String>);
-
-impl<'de> Deserialize<'de> for Note {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
-        struct Anything;
-        impl<'de> Visitor<'de> for Anything {
-            type Value = Note;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("anything")
-            }
-            fn visit_str<E>(self, s: &str) -> std::result::Result<Note, E> {
-                Ok(Note(Some(s.to_owned())))
-            }
-            fn visit_unit<E>(self) -> std::result::Result<Note, E> {
-                Ok(Note(None))
-            }
-            fn visit_bool<E>(self, _: bool) -> std::result::Result<Note, E> {
-                Ok(Note(None))
-            }
-            fn visit_u64<E>(self, _: u64) -> std::result::Result<Note, E> {
-                Ok(Note(None))
-            }
-            fn visit_i64<E>(self, _: i64) -> std::result::Result<Note, E> {
-                Ok(Note(None))
-            }
-            fn visit_f64<E>(self, _: f64) -> std::result::Result<Note, E> {
-                Ok(Note(None))
-            }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> std::result::Result<Note, A::Error> {
-                while seq.next_element::<serde::de::IgnoredAny>()?.is_some() {}
-                Ok(Note(None))
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Note, A::Error> {
-                let mut found = None;
-                while let Some(key) = map.next_key::<String>()? {
-                    if key == "format" {
-                        found = map.next_value::<Note>()?.0;
-                    } else {
-                        map.next_value::<serde::de::IgnoredAny>()?;
-                    }
-                }
-                Ok(Note(found))
-            }
-        }
-        d.deserialize_any(Anything)
-    }
-}
-
-/// The header's pairs in order, so that duplicates are seen, and the `format` of `__metadata__`, which may be anything.
-struct Entries(Vec<(Arc<str>, Entry)>, Option<String>);
+/// The header's pairs in order, so that duplicates are seen. `__metadata__` may be anything: nothing here depends on it.
+struct Entries(Vec<(Arc<str>, Entry)>);
 
 impl<'de> Deserialize<'de> for Entries {
     fn deserialize<D: Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
@@ -228,16 +171,16 @@ impl<'de> Deserialize<'de> for Entries {
                 f.write_str("an object of tensors")
             }
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Entries, A::Error> {
-                let (mut out, mut format) = (Vec::new(), None);
+                let mut out = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
                     if name == "__metadata__" {
-                        format = map.next_value::<Note>()?.0;
+                        map.next_value::<serde::de::IgnoredAny>()?;
                     } else {
                         let entry = map.next_value().map_err(|e| A::Error::custom(format!("tensor {name:?}: {e}")))?;
                         out.push((name.into(), entry));
                     }
                 }
-                Ok(Entries(out, format))
+                Ok(Entries(out))
             }
         }
         d.deserialize_map(Pairs)

@@ -5,17 +5,17 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use super::{Parsed, parse};
+use super::parse;
 use crate::meta::json;
 use crate::source::Stored;
-use crate::{Error, FileId, Result};
+use crate::{Error, FileId, Result, TensorInfo};
 
 /// The index's usual name.
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// Opens every shard that the index names. A tensor comes from the shard that the index says; a shard may hold tensors that the index does not mention,
 /// which are left out.
-pub(crate) fn open_shards(index: &Path) -> Result<(Vec<Stored>, Parsed)> {
+pub(crate) fn open_shards(index: &Path) -> Result<(Vec<Stored>, Vec<TensorInfo>)> {
     let name: crate::error::FileName = index.display().to_string().into();
     let header = |why: String| Error::Header { file: name.clone(), why };
     let doc = json(index)?.ok_or_else(|| header("is not there".into()))?;
@@ -38,12 +38,10 @@ pub(crate) fn open_shards(index: &Path) -> Result<(Vec<Stored>, Parsed)> {
     if !missing.is_empty() {
         return Err(Error::MissingParts { file: name, missing });
     }
-    let (mut files, mut tensors, mut format) = (Vec::new(), Vec::new(), None);
+    let (mut files, mut tensors) = (Vec::new(), Vec::new());
     for (i, shard) in shards.iter().enumerate() {
         let stored = Stored::open(&index.with_file_name(shard))?;
-        let parsed = parse(&stored, FileId(i as u32))?;
-        format = format.or(parsed.format);
-        for t in parsed.tensors {
+        for t in parse(&stored, FileId(i as u32))? {
             if wanted.get(&*t.name) == Some(shard) {
                 wanted.remove(&*t.name);
                 tensors.push(t);
@@ -57,7 +55,7 @@ pub(crate) fn open_shards(index: &Path) -> Result<(Vec<Stored>, Parsed)> {
             tensor: (*tensor).to_owned(),
             why: format!("should be in {shard}, but is not: index and shards do not belong together"),
         }),
-        None => Ok((files, Parsed { tensors, format })),
+        None => Ok((files, tensors)),
     }
 }
 

@@ -7,6 +7,6 @@ mod header;
 mod index;
 mod write;
 
-pub(crate) use header::{Parsed, TYPES, parse};
+pub(crate) use header::{TYPES, parse};
 pub(crate) use index::{INDEX, open_shards};
 pub use write::{write_safetensors, write_safetensors_hole, write_safetensors_to};

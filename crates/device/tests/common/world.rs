@@ -13,6 +13,8 @@ pub enum Grade {
     Exact,
     /// f32, within this times (element + root mean square of the operand).
     Close(f32),
+    /// f32, within this.
+    Within(f32),
 }
 
 struct Held {
@@ -151,6 +153,7 @@ impl Outcome {
             match grade {
                 Grade::Exact => same(name, want, got)?,
                 Grade::Close(tolerance) => close(name, &floats(want), &floats(got), other.unwrap_or(*tolerance))?,
+                Grade::Within(most) => within(name, &floats(want), &floats(got), *most)?,
             }
         }
         Ok(())
@@ -174,6 +177,17 @@ fn same(name: &str, want: &[u8], got: &[u8]) -> Result<(), String> {
         }
         None => Ok(()),
     }
+}
+
+fn within(name: &str, want: &[f32], got: &[f32], most: f32) -> Result<(), String> {
+    let poison = f32::from_le_bytes([POISON; 4]).to_bits();
+    for (i, (&w, &g)) in want.iter().zip(got).enumerate() {
+        let ok = if w.to_bits() == poison { g.to_bits() == poison } else { (w - g).abs() <= most };
+        if !ok {
+            return Err(format!("{name}[{i}] is {g}, not {w}: off by {:e}, allowed is {most:e}", (w - g).abs()));
+        }
+    }
+    Ok(())
 }
 
 fn close(name: &str, want: &[f32], got: &[f32], tolerance: f32) -> Result<(), String> {

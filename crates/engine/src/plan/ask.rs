@@ -99,6 +99,19 @@ pub enum Refusal {
         /// Allowed.
         most: u32,
     },
+    /// Heads of a width that the format of history is not for.
+    #[error(
+        "--kv {kv} is for heads of 64, 128, 256 or 512 columns; layer {layer} of this model has {d}; \
+         take --kv bf16 or leave --kv out"
+    )]
+    KvWidth {
+        /// The format.
+        kv: &'static str,
+        /// The layer.
+        layer: u32,
+        /// Width of its heads.
+        d: u32,
+    },
     /// It does not fit.
     #[error("{}", too_large(.context, .parts, .guard, .smaller, .formats, .parallel))]
     TooLarge {

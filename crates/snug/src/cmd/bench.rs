@@ -7,7 +7,7 @@ use crate::load::{options, place, say_memory};
 use crate::output::{self, note};
 use crate::progress::Bar;
 use crate::resolve;
-use device::Profile;
+use device::{Profile, Region};
 use engine::open::Opened;
 use engine::plan::{decode_weight_bytes, history_bytes};
 use engine::{Context, Executor, Model, SeqId, Wanted, machine};
@@ -60,6 +60,15 @@ fn context(a: &BenchArgs, most: u32) -> anyhow::Result<Context> {
 struct Times {
     prefill: Vec<Duration>,
     decode: Vec<Duration>,
+    workspace: Workspace,
+}
+
+/// Bytes of the step's arena: what the plan says, and the most that was in use.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+struct Workspace {
+    planned: u64,
+    prefill: u64,
+    decode: u64,
 }
 
 fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> anyhow::Result<Times> {
@@ -67,13 +76,16 @@ fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> any
     let (prompt, answer) = (ids(a.prompt, vocab), ids(a.generate, vocab));
     let bar = Bar::rounds("measuring", a.repeat as u64 + 1);
     let mut times = Times::default();
+    times.workspace.planned = exec.plan().workspace.step;
     for round in 0..=a.repeat {
         bar.at(round as u64, a.repeat as u64 + 1);
         let prefill = behind(exec, a.depth, |exec, seq| {
             exec.prefill(seq, &prompt, Wanted::Last, &AtomicBool::new(false), &mut |_| {}).map(drop)
         })?;
+        times.workspace.prefill = most_used(exec);
         let decode =
             behind(exec, a.depth, |exec, seq| answer.iter().try_for_each(|&id| exec.decode(&[(seq, id)]).map(drop)))?;
+        times.workspace.decode = most_used(exec);
         if round > 0 {
             times.prefill.push(prefill);
             times.decode.push(decode);
@@ -82,6 +94,14 @@ fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> any
         }
     }
     Ok(times)
+}
+
+/// Most bytes of the arena in use at once since this was last asked.
+fn most_used(exec: &mut Executor) -> u64 {
+    let arena = exec.device().arena();
+    let most = arena.high_water(Region::Step);
+    arena.reset_high_water();
+    most
 }
 
 /// Times `f` on a new sequence that has `depth` positions.
@@ -155,6 +175,8 @@ struct Report {
     ram_read_gbps: Option<f64>,
     /// The first over the second. More than 1 where weights stay in a cache.
     bound_share: Option<f64>,
+    /// Bytes of the step's arena.
+    workspace: Workspace,
     #[serde(skip_serializing_if = "Option::is_none")]
     profile: Option<Costs>,
 }
@@ -188,6 +210,7 @@ impl Report {
             achieved_gbps: achieved,
             ram_read_gbps: ram,
             bound_share: ram.map(|r| achieved / r),
+            workspace: times.workspace.clone(),
             profile: None,
         }
     }

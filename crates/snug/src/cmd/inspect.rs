@@ -69,6 +69,7 @@ fn component(c: Component) -> String {
     match c {
         Component::Core => "core".into(),
         Component::Embed => "embedding".into(),
+        Component::LayerEmbed => "per-layer embeddings".into(),
         Component::Head => "head".into(),
         Component::Mtp => "predictor".into(),
         Component::Layer(l) => format!("layer {l}"),
@@ -80,10 +81,11 @@ fn total(shares: &[WeightShare], r: Residency) -> u64 {
     shares.iter().filter(|s| s.residency == r).map(|s| s.bytes).sum()
 }
 
-const RESIDENCIES: [(Residency, &str); 3] = [
+const RESIDENCIES: [(Residency, &str); 4] = [
     (Residency::Resident, "in memory all the time"),
     (Residency::Leased, "in memory only while used: the token predictor"),
     (Residency::Cached, "kept as far as room allows: routed experts"),
+    (Residency::RowRead, "never in memory, read row by row: embeddings per layer"),
 ];
 
 /// Logical tensors and bytes by format; what belongs to a matrix is counted with it.

@@ -83,7 +83,8 @@ pub fn synth(out: &Path, how: &Options, on_progress: &mut dyn FnMut(u64, u64) ->
     let dir = out.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let temp = tempfile::Builder::new().prefix(".snug-").suffix(".part").tempdir_in(dir);
     let temp = temp.with_context(|| format!("cannot write in {}", dir.display()))?;
-    if let Some((key, value)) = tensors::scheme(how.format, how.to)?.map(Scheme::config) {
+    let scheme = tensors::scheme(how.format, how.to)?;
+    if let Some((key, value)) = scheme.map(Scheme::config) {
         config[key] = value;
     }
     let skeleton = Skeleton::write(temp.path(), &how.geometry.to_ascii_lowercase(), &mut config)?;
@@ -93,9 +94,8 @@ pub fn synth(out: &Path, how: &Options, on_progress: &mut dyn FnMut(u64, u64) ->
     let mut jobs = tensors::jobs(family.as_ref(), how.format, how.to, tied)?;
     if how.format == Format::Hf {
         // GGUF checkpoints keep a vision tower in a file of its own.
-        jobs.extend(
-            vision::tensors(&config).into_iter().map(|(name, shape)| tensors::unused(name, &shape, how.to.plain())),
-        );
+        let to = if scheme.is_some() { DType::BF16 } else { how.to.plain() };
+        jobs.extend(vision::tensors(&config).into_iter().map(|(name, shape)| tensors::unused(name, &shape, to)));
     }
     let total: u64 = jobs.iter().map(Job::bytes).sum();
     if !how.sparse {

@@ -111,19 +111,20 @@ impl Scheme {
     pub fn tensors(self, name: &str, shape: &[u64]) -> Option<Vec<(usize, NewTensor)>> {
         let (outer, [n, k]) = shape.split_last_chunk::<2>()?;
         let cuts = self.format().planes(*k).ok()?;
-        let base = name.strip_suffix(".weight").unwrap_or(name);
         let present = cuts.into_iter().enumerate().filter_map(|(i, cut)| Some((i, cut?)));
-        Some(present.map(|(i, cut)| (i, self.tensor(base, outer, *n, i, cut))).collect())
+        Some(present.map(|(i, cut)| (i, self.tensor(name, outer, *n, i, cut))).collect())
     }
 
-    fn tensor(self, base: &str, outer: &[u64], n: u64, plane: usize, cut: Plane) -> NewTensor {
+    fn tensor(self, name: &str, outer: &[u64], n: u64, plane: usize, cut: Plane) -> NewTensor {
+        let base = name.strip_suffix(".weight").unwrap_or(name);
         let suffix = match (self, plane) {
             (Scheme::GptOss, 0) => "_blocks",
             (Scheme::GptOss, _) => "_scales",
             (Scheme::Mlx(_), 1) => ".scales",
             (Scheme::Mlx(_), 2) => ".biases",
             (Scheme::Int4, 0) => ".weight_packed",
-            (_, 0) => ".weight",
+            // Stacks have no `.weight` in their names.
+            (_, 0) => &name[base.len()..],
             (Scheme::Fp8, _) => ".weight_scale_inv",
             (_, 3) => ".weight_scale_2",
             (_, _) => ".weight_scale",

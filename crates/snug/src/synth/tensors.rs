@@ -109,11 +109,11 @@ fn gguf(w: &Want, to: DType) -> Option<Job> {
         let new = NewTensor::new(&*place.name, DType::F32, &w.shape);
         return Some(Job { new, substituted: false, fill: Fill::Values(by) });
     }
+    let shape = stored(w, place)?;
     let (dtype, substituted) = match w.role {
         Role::Vector => (DType::F32, false),
-        _ => choose(&place.name, &w.shape, DType::F32, to, &Vec::new()),
+        _ => choose(&place.name, &shape, DType::F32, to, &Vec::new()),
     };
-    let shape = stored(w, place)?;
     Some(Job { new: NewTensor::new(&*place.name, dtype, &shape), substituted, fill: fill(w, &place.canon) })
 }
 
@@ -136,14 +136,23 @@ fn planes(job: Job, s: Scheme, w: &Want) -> Vec<Job> {
         .first()
         .is_some_and(|p| choose(&p.name, &w.shape, DType::F32, DType::BF16, &Vec::new()).0 != DType::BF16);
     let (Fill::Noise(std), false, true) = (&job.fill, kept, s.takes(w)) else { return vec![job] };
-    let Some(parts) = s.tensors(&job.new.name, &job.new.shape) else { return vec![Job { substituted: true, ..job }] };
+    let mut shape = job.new.shape.to_vec();
+    if w.hf.iter().any(|p| matches!(p.shape, Lies::Turned { .. })) {
+        // Only floats are transposed.
+        shape[1..].reverse();
+    }
+    let Some(parts) = s.tensors(&job.new.name, &shape) else { return vec![Job { substituted: true, ..job }] };
     let one = |(plane, new)| Job { new, substituted: false, fill: Fill::Plane(s, plane, *std) };
     parts.into_iter().map(one).collect()
 }
 
 /// Experts are stacked, gate and up apart; convolutions have their channels last but one; norms are as they are
-/// multiplied with where MLX adds one to them. Multimodal models keep everything under one more root.
+/// multiplied with where MLX adds one to them; predictors are left out. Multimodal models keep everything under one
+/// more root.
 fn mlx(w: &Want, to: DType, family: &dyn Family) -> Option<Job> {
+    if w.component == Component::Mtp {
+        return None;
+    }
     let stacked = |p: &&Place| p.name.contains(".switch_mlp.");
     let place = w.hf.iter().find(stacked).or_else(|| w.hf.iter().find(|p| p.shape != Lies::Each))?;
     let mut shape = stored(w, place)?;
@@ -156,7 +165,10 @@ fn mlx(w: &Want, to: DType, family: &dyn Family) -> Option<Job> {
     if name.ends_with("conv1d.weight") {
         shape.push(1);
     }
-    let canon = if place.canon == Canon::PlusOne && family.mlx_adds_one() { Canon::Same } else { place.canon.clone() };
+    // Where MLX turns convolutions round, it adds one to norms as well.
+    let conv = |w: &Want| w.hf.iter().any(|p| p.name.ends_with("conv1d.weight"));
+    let adds_one = place.canon == Canon::PlusOne && family.tensors().iter().any(conv);
+    let canon = if adds_one { Canon::Same } else { place.canon.clone() };
     Some(Job { new: NewTensor::new(name, to, &shape), substituted: false, fill: fill(w, &canon) })
 }
 
@@ -166,8 +178,14 @@ fn stored(w: &Want, place: &Place) -> Option<Vec<u64>> {
     match place.shape {
         Lies::Half(0) => shape[1] *= 2,
         Lies::Groups(g) if g.rows[0].0 == 0 => shape[0] = g.count as u64 * g.of as u64,
-        Lies::Half(_) | Lies::Groups(_) => return None,
+        Lies::Half(_) | Lies::Groups(_) | Lies::Turned { first: 1.., .. } => return None,
+        Lies::Turned { of, .. } => shape = vec![shape[0], shape[2], of as u64 * shape[1]],
         Lies::Whole | Lies::Each => {}
+    }
+    match place.canon {
+        Canon::Every { first: 0, of } => shape.last_mut().into_iter().for_each(|k| *k *= of as u64),
+        Canon::Every { .. } => return None,
+        _ => {}
     }
     Some(shape)
 }

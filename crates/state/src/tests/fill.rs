@@ -1,14 +1,15 @@
 //! History that nobody computed.
 
 use crate::{Decl, Error, Limits, SeqId, Span, State, Stream};
-use device::{Buf, Device, Reference, RowClass};
-use memory::{KvFormat, Ledger, RegionSizes, Tier};
+use device::{Buf, Device, Reference, RowClass, kv};
+use half::f16;
+use memory::{KvFormat, KvSpec, Ledger, RegionSizes, Tier};
 
 const LIMITS: Limits = Limits { context: 1000, parallel: 2, rows: 64, few: 2, slab_pages: 3 };
 
 fn made() -> (State, Reference) {
     let decls = [
-        Decl { layer: 0, stream: Stream::History { heads: 2, d: 8, fmt: KvFormat::Bf16 } },
+        Decl { layer: 0, stream: Stream::History { heads: 2, d: 8, kv: KvSpec::of(KvFormat::Bf16) } },
         Decl { layer: 1, stream: Stream::Recurrent { state: [2, 4, 3], conv: [3, 14] } },
         Decl { layer: 2, stream: Stream::Ring { window: 128, heads: 1, d: 4, fmt: KvFormat::F32 } },
     ];
@@ -97,6 +98,44 @@ fn values_follow_from_seed_and_position_not_from_how_it_was_filled() {
 }
 
 #[test]
+fn pages_of_every_format_are_filled_with_numbers() {
+    for fmt in KvFormat::ALL {
+        let kv = KvSpec { own_page: Some(KvFormat::Bf16), sink_page: Some(KvFormat::Bf16), ..KvSpec::of(fmt) };
+        let decls = [Decl { layer: 5, stream: Stream::History { heads: 2, d: 64, kv } }];
+        let mut dev = Reference::new(RegionSizes { step: 0, carry: 0 }).unwrap();
+        let mut st = State::new(&decls, LIMITS, &Ledger::new(&[(Tier::Host, 1 << 30)]), &mut dev).unwrap();
+        let seq = st.open().unwrap();
+        for n in [270, 1, 400, 29] {
+            st.fill(&mut dev, seq, n, 7).unwrap();
+        }
+        let (v, pages) = (st.view(5).unwrap(), st.seqs.get(seq).unwrap().pages.clone());
+        let (own, sink) = (v.beside(&v.own.unwrap()), v.beside(&v.sink.unwrap()));
+        let mut square = 0.0;
+        for pos in 0..700 {
+            let of = [(v, pages[pos as usize / 256].0), (own, pos / 256 % own.ring), (sink, 0)];
+            // Own pages are a ring; page 0 is one.
+            let there = [true, pos >= 512, pos < 256];
+            for ((v, page), _) in of.into_iter().zip(there).filter(|(_, there)| *there) {
+                for (plane, head) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                    let at = |off| page as u64 * v.page_bytes + off;
+                    let block = read(&mut dev, v.buf, at(v.block_at(plane, head)), v.block_bytes());
+                    let codes = kv::Pieces::of(v.fmt, plane, v.d, pos % 256).gather(&block);
+                    let scale = read(&mut dev, v.buf, at(v.scale_at(plane, head, pos % 256)), v.fmt.scale_bytes());
+                    let scale = scale.first_chunk().map_or(f16::ONE, |b| f16::from_le_bytes(*b));
+                    let mut x = [0.0; 64];
+                    kv::decode(v.fmt, &kv::Signs::new(5, plane, head), &codes, scale, &mut x);
+                    assert!(x.iter().all(|x| x.abs() < 8.0) && x.iter().any(|y| *y != x[0]), "{fmt:?} {x:?}");
+                    square += x.iter().map(|x| x * x).sum::<f32>() / 64.0;
+                }
+            }
+        }
+        let vectors = (700 + 188 + 256) * 4;
+        let rms = (square / vectors as f32).sqrt();
+        assert!((0.5..0.7).contains(&rms), "{fmt:?}: {rms}");
+    }
+}
+
+#[test]
 fn what_cannot_be_filled_leaves_the_sequence_as_it_was() {
     let (mut st, mut dev) = made();
     let seq = st.open().unwrap();
@@ -114,7 +153,7 @@ fn what_cannot_be_filled_leaves_the_sequence_as_it_was() {
 
 #[test]
 fn a_step_reads_what_its_history_holds() {
-    let h = Stream::History { heads: 2, d: 8, fmt: KvFormat::Bf16 };
+    let h = Stream::History { heads: 2, d: 8, kv: KvSpec::of(KvFormat::Bf16) };
     assert_eq!(h.read_bytes(100), 100 * 2 * 2 * 8 * 2);
     let r = Stream::Ring { window: 128, heads: 1, d: 4, fmt: KvFormat::F32 };
     assert_eq!((r.read_bytes(100), r.read_bytes(1000)), (100 * 2 * 16, 128 * 2 * 16));

@@ -2,7 +2,7 @@
 
 use super::model::{K_HEADS, Q_HEADS, Row, SCALE, Use, decay, outputs, weight};
 use crate::{Append, Decl, Limits, SeqId, State, Stream};
-use device::{Act, Buf, Device, GdnShape, KeyHeadRule, Op, Reference, Region, Rows, StreamView, View};
+use device::{Act, Buf, Device, GdnShape, KeyHeadRule, Op, Reference, Region, Rows, Side, StreamView, View};
 use memory::{Class, Ledger, RegionSizes, Tier};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -156,11 +156,24 @@ impl Rig {
                         });
                     let live: Vec<_> = live.collect();
                     self.keep(&st, &live);
+                    // The next row's own page, and page 0.
+                    self.poison_side(&st, st.own, |p, len| p / 256 == len / 256);
+                    self.poison_side(&st, st.sink, |p, _| p < 256);
                 }
                 Stream::Ring { window, .. } => self.poison_rings(d.layer, window),
                 Stream::Recurrent { .. } => self.poison_slots(d.layer),
             }
         }
+    }
+
+    fn poison_side(&mut self, st: &StreamView, side: Option<Side>, keeps: fn(u32, u32) -> bool) {
+        let Some(side) = side else { return };
+        let mut live = Vec::new();
+        for (place, s) in self.st.seqs.places() {
+            let kept = (0..s.len).filter(|&p| keeps(p, s.len));
+            live.extend(kept.map(|p| (place * side.ring + p / 256 % side.ring, p % 256)));
+        }
+        self.keep(&st.beside(&side), &live);
     }
 
     fn poison_rings(&mut self, layer: u32, window: u32) {

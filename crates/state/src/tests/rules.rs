@@ -3,12 +3,12 @@
 use crate::{Append, Decl, Error, Limits, PART_ROWS, SeqId, Span, State, Stream};
 use device::RowClass::{Few, Many};
 use device::{Buf, Caps, Device, Meter, Reference, RowClass, View};
-use memory::{Class, KvFormat, Ledger, RegionSizes, Tier};
+use memory::{Class, KvFormat, KvSpec, Ledger, RegionSizes, Tier};
 
 const LIMITS: Limits = Limits { context: 600, parallel: 3, rows: 300, few: 4, slab_pages: 4 };
 
 fn history(layer: u32) -> Decl {
-    Decl { layer, stream: Stream::History { heads: 2, d: 8, fmt: KvFormat::Bf16 } }
+    Decl { layer, stream: Stream::History { heads: 2, d: 8, kv: KvSpec::of(KvFormat::Bf16) } }
 }
 fn ring(layer: u32) -> Decl {
     Decl { layer, stream: Stream::Ring { window: 128, heads: 1, d: 4, fmt: KvFormat::F32 } }
@@ -139,11 +139,30 @@ fn a_slab_that_nobody_pays_for_is_refused_and_the_sequence_stays() {
 
 #[test]
 fn layer_pages_are_rounded_up_to_4096_bytes() {
-    let odd = Stream::History { heads: 1, d: 3, fmt: KvFormat::Bf16 };
+    let odd = Stream::History { heads: 1, d: 3, kv: KvSpec::of(KvFormat::Bf16) };
     let one = Limits { context: 256, parallel: 1, rows: 1, few: 1, slab_pages: 1 };
     assert_eq!(State::bytes(&[Decl { layer: 0, stream: odd }], one).kv, 4096);
-    let (st, _) = made(&[Decl { layer: 7, stream: Stream::History { heads: 3, d: 3, fmt: KvFormat::F32 } }], one);
+    let (st, _) =
+        made(&[Decl { layer: 7, stream: Stream::History { heads: 3, d: 3, kv: KvSpec::of(KvFormat::F32) } }], one);
     assert_eq!(st.view(7).unwrap().page_bytes, 20480);
+}
+
+#[test]
+fn four_bit_history_of_the_27b_geometry_costs_16640_bytes_a_position() {
+    let kv = KvSpec::of(KvFormat::Tq4);
+    let layers: Vec<Decl> =
+        (0..16).map(|layer| Decl { layer, stream: Stream::History { heads: 4, d: 256, kv } }).collect();
+    let one = Limits { context: 262_144, parallel: 1, rows: 256, few: 8, slab_pages: 1 };
+    assert_eq!(State::bytes(&layers, one).kv, 262_144 * 16_640);
+    assert_eq!(State::bytes(&layers, one).kv >> 20, 4_160);
+    let read: u64 = layers.iter().map(|l| l.stream.read_bytes(1000)).sum();
+    assert_eq!(read, 1000 * 16_640);
+    // Own pages are two of bf16 for chunks of 256 rows, page 0 is one more.
+    let beside = KvSpec { own_page: Some(KvFormat::Bf16), sink_page: Some(KvFormat::Bf16), ..kv };
+    let with = Stream::History { heads: 4, d: 256, kv: beside };
+    assert_eq!(State::bytes(&[Decl { layer: 0, stream: with }], one).kv, 262_144 * 1_040 + (3 << 20));
+    assert_eq!(with.read_bytes(1000), (256 + 1000 - 768) * 4096 + 512 * 1040);
+    assert_eq!(with.read_bytes(10), 10 * 4096);
 }
 
 #[test]
@@ -158,7 +177,7 @@ fn a_budget_that_is_too_small_by_one_byte_refuses_and_keeps_nothing() {
 
 #[test]
 fn geometry_beyond_any_memory_is_refused_without_overflow() {
-    let huge = Stream::History { heads: u32::MAX, d: u32::MAX, fmt: KvFormat::F32 };
+    let huge = Stream::History { heads: u32::MAX, d: u32::MAX, kv: KvSpec::of(KvFormat::F32) };
     let decls = [Decl { layer: 0, stream: huge }];
     assert_eq!(State::bytes(&decls, LIMITS).kv, u64::MAX);
     let none = State::new(&decls, LIMITS, &ledger(), &mut reference());
@@ -170,7 +189,15 @@ fn declarations_and_limits_that_cannot_be_are_named() {
     let try_new = |d: &[Decl], l| State::new(d, l, &ledger(), &mut reference()).err().map(|e| e.to_string());
     let layer = |stream| try_new(&[Decl { layer: 3, stream }], LIMITS).unwrap();
     assert!(try_new(&[history(3), ring(3)], LIMITS).unwrap().starts_with("layer 3: two streams"));
-    assert!(layer(Stream::History { heads: 0, d: 8, fmt: KvFormat::F32 }).starts_with("layer 3: keys"));
+    assert!(layer(Stream::History { heads: 0, d: 8, kv: KvSpec::of(KvFormat::F32) }).starts_with("layer 3: keys"));
+    let kv = KvSpec::of(KvFormat::Tq4);
+    assert!(layer(Stream::History { heads: 1, d: 80, kv }).contains("q8 and tq4"));
+    assert!(layer(Stream::Ring { window: 9, heads: 1, d: 80, fmt: KvFormat::Q8 }).contains("q8 and tq4"));
+    let own_page = Some(KvFormat::Q8);
+    assert!(layer(Stream::History { heads: 1, d: 64, kv: KvSpec { own_page, ..kv } }).contains("f32 or bf16"));
+    let (own_page, sink_page) = (Some(KvFormat::F32), Some(KvFormat::Bf16));
+    let kv = KvSpec { own_page, sink_page, ..kv };
+    assert!(layer(Stream::History { heads: 1, d: 64, kv }).contains("one format"));
     assert!(layer(Stream::Ring { window: 0, heads: 1, d: 8, fmt: KvFormat::F32 }).contains("window"));
     assert!(layer(Stream::Recurrent { state: [1, 0, 1], conv: [3, 4] }).contains("no elements"));
     assert!(layer(Stream::Recurrent { state: [65536, 65536, 1], conv: [3, 4] }).contains("2^32"));
@@ -457,23 +484,25 @@ fn the_meter_runs_it_and_frees_it() {
     let l = Ledger::new(&[(Tier::Host, u64::MAX)]);
     let caps = Caps { name: "none", isa: String::new(), threads: 1, borrows_host: false };
     let mut dev = Meter::new(|_, _| 0, caps);
-    let big = Limits { context: 1 << 20, parallel: 8, rows: 8192, few: 64, slab_pages: 32 };
+    let big = Limits { context: 1 << 18, parallel: 8, rows: 8192, few: 64, slab_pages: 32 };
     let mut st = State::new(&all(), big, &l, &mut dev).unwrap();
     let s = st.open().unwrap();
     let kv = || l.usage()[&Tier::Host].by_class[&Class::Kv];
     let rings = kv();
     grow(&mut st, &mut dev, s, 8192);
     assert_eq!(kv() - rings, 2 * 16384 * 32);
-    while st.len(s).unwrap() < 1 << 20 {
+    while st.len(s).unwrap() < 1 << 18 {
         grow(&mut st, &mut dev, s, 8192);
     }
     for _ in 1..8 {
         let s = st.open().unwrap();
-        st.fill(&mut dev, s, 1 << 20, 1).unwrap();
+        for _ in 0..(1 << 18) / 8192 {
+            grow(&mut st, &mut dev, s, 8192);
+        }
     }
     assert_eq!(l.usage()[&Tier::Host].reserved(), State::bytes(&all(), big).total());
     let b: Buf = st.view(0).unwrap().buf;
-    assert_eq!(b.bytes(), 16384 * 4096 * 8);
+    assert_eq!(b.bytes(), 16384 * 1024 * 8);
     st.free(&mut dev).unwrap();
     assert_eq!(l.usage()[&Tier::Host].reserved(), 0);
 }

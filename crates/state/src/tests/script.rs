@@ -5,7 +5,7 @@ use super::model::Row;
 use super::rig::Rig;
 use crate::{Append, Decl, Error, Limits, PART_ROWS, SeqId, Span, Stream};
 use device::RowClass::{self, Few, Many};
-use memory::KvFormat;
+use memory::{KvFormat, KvSpec};
 use proptest::prelude::*;
 use std::ops::Range;
 
@@ -86,8 +86,12 @@ struct World {
 
 impl World {
     fn new(recurrent: bool) -> Self {
+        let f32 = Some(KvFormat::F32);
+        let beside = KvSpec { main: KvFormat::F32, own_page: f32, sink_page: f32 };
         let mut decls = vec![
-            Decl { layer: 0, stream: Stream::History { heads: 2, d: 2, fmt: KvFormat::F32 } },
+            Decl { layer: 0, stream: Stream::History { heads: 2, d: 2, kv: KvSpec::of(KvFormat::F32) } },
+            // Own pages and page 0 beside a history of the same format: the same numbers from other places.
+            Decl { layer: 2, stream: Stream::History { heads: 1, d: 2, kv: beside } },
             Decl { layer: 3, stream: Stream::Ring { window: 40, heads: 1, d: 2, fmt: KvFormat::Bf16 } },
         ];
         if recurrent {

@@ -1,6 +1,6 @@
 //! Causal attention: what both row classes share, and how much scratch they take.
 
-use super::pages::Pages;
+use super::pages::{PAGE, Pages};
 use super::{few, many};
 use crate::cpu::Cx;
 use crate::cpu::lanes::Lanes;
@@ -8,8 +8,11 @@ use crate::cpu::ptr::Ptr;
 use crate::cpu::span::{Span, vector, vector_mut};
 use crate::device::Caps;
 use crate::error::Result;
-use crate::op::{RowClass, Rows, StreamView};
+use crate::kv::Signs;
+use crate::op::{RowClass, Rows, Side, StreamView};
 use crate::view::{Buf, View};
+use memory::KvFormat;
+use std::ops::Range;
 
 /// Keys of a tile. Tiles are aligned to positions, so a row meets its keys in the same order in any company.
 pub const TILE: usize = 64;
@@ -20,6 +23,11 @@ pub struct Attention {
     pub out: Span<f32>,
     pub q: Span<f32>,
     pub pages: Pages,
+    /// Pages in another format that rows read their own page from, and page 0.
+    pub own: Option<Pages>,
+    pub sink: Option<Pages>,
+    /// What the signs of a rotated history follow from.
+    pub layer: u32,
     pub scale: f32,
     pub window: Option<usize>,
     pub since: usize,
@@ -35,6 +43,14 @@ pub struct Sight {
     pub last: usize,
 }
 
+/// Where a row reads what it looks at: positions of page 0 beside the history, of the history, of its own page beside it.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    pub sink: Range<usize>,
+    pub main: Range<usize>,
+    pub own: Range<usize>,
+}
+
 impl Attention {
     /// Width of a head.
     pub fn d(&self) -> usize {
@@ -48,6 +64,20 @@ impl Attention {
         let (seq, last) = self.pages.row(row)?;
         let first = self.window.map_or(0, |w| (last + 1).saturating_sub(w)).max(self.since.min(last));
         Some(Sight { seq, first, last })
+    }
+    /// Whether any positions are read beside the history.
+    pub fn beside(&self) -> bool {
+        self.own.is_some() || self.sink.is_some()
+    }
+    pub fn sources(&self, s: &Sight) -> Sources {
+        let (first, end) = (s.first, s.last + 1);
+        let sink = if self.sink.is_some() { PAGE.clamp(first, end) } else { first };
+        let own = if self.own.is_some() { (s.last / PAGE * PAGE).clamp(sink, end) } else { end };
+        Sources { sink: first..sink, main: sink..own, own: own..end }
+    }
+    /// Signs of the keys (`plane` 0) or values (`plane` 1) of a key head.
+    pub fn signs(&self, plane: u32, kv: usize) -> Signs {
+        Signs::new(self.layer, plane, kv as u32)
     }
     /// Divides the weighted sum of values by the sum of weights, the sink's included, into the output of (`row`, `head`).
     ///
@@ -100,18 +130,24 @@ pub fn attention(
     sinks: Option<&Buf>,
 ) -> Result<()> {
     let floats = scratch_floats(q, st, rows, cx.pool.width() as u64);
+    let pages = |side: Option<Side>| side.map(|s| Pages::new(cx.mem, &st.beside(&s), rows)).transpose();
     let a = Attention {
         out: Span::floats(cx.mem, out)?,
         q: Span::floats(cx.mem, q)?,
         pages: Pages::new(cx.mem, st, rows)?,
+        own: pages(st.own)?,
+        sink: pages(st.sink)?,
+        layer: st.layer,
         scale,
         window: window.map(|w| w.max(1) as usize),
         since: since as usize,
         sinks: sinks.map(|s| vector(cx.mem, s, q.heads as usize)).transpose()?,
         scratch: vector_mut(cx.mem, &cx.scratch, floats as usize)?,
     };
+    // Pages beside a history have one format; where there are none, their code is never reached.
+    let side = st.own.or(st.sink).map_or(KvFormat::F32, |s| s.fmt);
     match rows.class {
-        RowClass::Few => few::attention(cx, a, st.fmt, few::parts(st, rows) as usize),
-        RowClass::Many => many::attention(cx, a, st.fmt, many::floats(q, st) as usize),
+        RowClass::Few => few::attention(cx, a, st.fmt, side, few::parts(st, rows) as usize),
+        RowClass::Many => many::attention(cx, a, st.fmt, side, many::floats(q, st) as usize),
     }
 }

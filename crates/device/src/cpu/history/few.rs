@@ -1,21 +1,29 @@
 //! Attention of decoded rows: the history of a row is cut into at most 32 partitions of whole pages, which different
 //! threads may read, and whose sums meet in a fixed tree. The cut follows from the row's own position, and so do its bits.
 
-use super::attention::{Attention, Sight, TILE, exp1};
-use super::pages::{PAGE, Trouble};
-use super::stored::{Stored, WithFormat, pick};
-use super::tile::{HEADS, Tile, soften};
+use super::attention::{Attention, Sources, TILE, exp1};
+use super::packed::{Keys, outside};
+use super::pages::{PAGE, Pages, Trouble};
+use super::stored::{Stored, WithFormat, pick, pick_beside};
+use super::tile::{HEADS, Tile, by_scales, soften};
 use crate::cpu::Cx;
 use crate::cpu::lanes::{Lanes, Work, dispatch};
 use crate::error::Result;
+use crate::kv::rotation::MAX_WIDTH;
 use crate::op::{Rows, StreamView};
 use crate::view::View;
 use memory::KvFormat;
-use std::marker::PhantomData;
 use std::ops::Range;
+
+#[cfg(target_arch = "x86_64")]
+use super::ints::{self, Block, Head};
 
 /// Most partitions of a row.
 const PARTS: u32 = 32;
+
+/// Floats behind a rotated query: what 1 stands for where it was rounded to integers, and a gap that keeps queries on
+/// lines of 64 bytes.
+const UNIT: u64 = 16;
 
 /// Most partitions that a row of this stream can have.
 pub fn parts(st: &StreamView, rows: &Rows) -> u64 {
@@ -23,9 +31,12 @@ pub fn parts(st: &StreamView, rows: &Rows) -> u64 {
     pages.clamp(1, PARTS) as u64
 }
 
-/// Floats of scratch: of each partition of each (row, head) the maximum, the sum of weights and the weighted values.
+/// Floats of scratch: of each partition of each (row, head), and of what is read beside the history, the maximum, the
+/// sum of weights and the weighted values; then the rotated queries.
 pub fn floats(q: &View, st: &StreamView, rows: &Rows) -> u64 {
-    rows.n as u64 * q.heads as u64 * parts(st, rows) * (q.cols as u64 + 2)
+    let beside = (st.own.is_some() || st.sink.is_some()) as u64;
+    let turned = if st.fmt.rotated() { q.cols as u64 + UNIT } else { 0 };
+    rows.n as u64 * q.heads as u64 * ((parts(st, rows) + beside) * (q.cols as u64 + 2) + turned)
 }
 
 /// Pages of a partition, and how many partitions there are.
@@ -36,36 +47,101 @@ struct Cut {
 }
 
 impl Cut {
-    fn of(s: &Sight) -> Cut {
-        let pages = s.last / PAGE - s.first / PAGE + 1;
+    fn of(seen: &Range<usize>) -> Cut {
+        if seen.is_empty() {
+            return Cut { pages: 1, parts: 0 };
+        }
+        let pages = (seen.end - 1) / PAGE - seen.start / PAGE + 1;
         let each = pages.div_ceil(PARTS as usize).next_power_of_two();
         Cut { pages: each, parts: pages.div_ceil(each) }
     }
     /// Positions of partition `i`.
-    fn part(&self, s: &Sight, i: usize) -> Range<usize> {
-        let page = s.first / PAGE + i * self.pages;
-        s.first.max(page * PAGE)..(s.last + 1).min((page + self.pages) * PAGE)
+    fn part(&self, seen: &Range<usize>, i: usize) -> Range<usize> {
+        let page = seen.start / PAGE + i * self.pages;
+        seen.start.max(page * PAGE)..seen.end.min((page + self.pages) * PAGE)
     }
+}
+
+/// What a row looks at, and how it is cut.
+struct Looks {
+    seq: usize,
+    sources: Sources,
+    cut: Cut,
 }
 
 #[derive(Copy, Clone)]
 struct Few<'a> {
     a: Attention,
-    /// Partitions there is room for.
+    /// Rotated queries, where the history is rotated: `f32[rows, heads, d + UNIT]`.
+    turned: *mut f32,
+    /// Partitions there is room for, behind which comes what is read beside the history.
     room: usize,
     trouble: &'a Trouble,
 }
 
+// SAFETY: scratch is written in disjoint pieces, as every method that hands out a piece says.
+unsafe impl Sync for Few<'_> {}
+// SAFETY: as above.
+unsafe impl Send for Few<'_> {}
+
 impl Few<'_> {
+    /// Where the rotated query of (row, head) lies.
+    fn turned(&self, row: usize, head: usize) -> *mut f32 {
+        self.turned.wrapping_add((row * self.a.q.heads + head) * (self.a.d() + UNIT as usize))
+    }
     /// Where a partition's maximum, sum and values lie.
     fn held(&self, row: usize, head: usize, part: usize) -> *mut f32 {
-        let at = (row * self.a.q.heads + head) * self.room + part;
+        let at = (row * self.a.q.heads + head) * (self.room + self.a.beside() as usize) + part;
         self.a.scratch.raw().wrapping_add(at * (self.a.d() + 2))
     }
-    fn cut(&self, row: usize) -> Option<(Sight, Cut)> {
+    fn looks(&self, row: usize) -> Option<Looks> {
         let sight = self.trouble.unless(self.a.sight(row))?;
-        let cut = Cut::of(&sight);
-        self.trouble.unless((cut.parts <= self.room).then_some((sight, cut)))
+        let sources = self.a.sources(&sight);
+        let cut = Cut::of(&sources.main);
+        self.trouble.unless((cut.parts <= self.room).then_some(Looks { seq: sight.seq, sources, cut }))
+    }
+    /// Nothing seen yet.
+    fn begin(&self, row: usize, kv: usize, part: usize) {
+        let (group, d) = (self.a.group(), self.a.d());
+        for head in 0..group {
+            // SAFETY: scratch has room for d + 2 floats here, which belong to this partition.
+            unsafe {
+                let held = self.held(row, kv * group + head, part);
+                held.write(f32::NEG_INFINITY);
+                held.add(1).write_bytes(0, d + 1);
+            }
+        }
+    }
+}
+
+/// Rotates the queries of some (row, head)s into scratch, as f32 or as integers, as the kernels want them.
+struct Turn<'a, S> {
+    few: Few<'a>,
+    of: Range<usize>,
+    stored: S,
+}
+
+impl<S: Stored> Work for Turn<'_, S> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let (a, d) = (&self.few.a, self.few.a.d());
+        for i in self.of.clone() {
+            let (row, head) = (i / a.q.heads, i % a.q.heads);
+            let mut turned = [0.0; MAX_WIDTH];
+            let (turned, to) = (&mut turned[..d], self.few.turned(row, head));
+            // SAFETY: d columns of a checked view, and d + UNIT floats of scratch that this task alone writes.
+            unsafe {
+                turned.copy_from_slice(std::slice::from_raw_parts(a.q.at(row, head).cast_const(), d));
+                a.signs(0, head / a.group()).rotate(turned);
+                #[cfg(target_arch = "x86_64")]
+                if ints::suit::<L>() {
+                    let pairs = std::slice::from_raw_parts_mut(to.cast::<i32>(), d / 2);
+                    to.add(d).write(self.stored.codes(d).query(turned, pairs));
+                    continue;
+                }
+                std::ptr::copy_nonoverlapping(turned.as_ptr(), to, d);
+            }
+        }
     }
 }
 
@@ -75,53 +151,81 @@ struct Part<'a, S> {
     row: usize,
     kv: usize,
     part: usize,
-    _format: PhantomData<S>,
+    stored: S,
 }
 
 impl<S: Stored> Work for Part<'_, S> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let (few, a) = (&self.few, &self.few.a);
-        let Some((sight, cut)) = few.cut(self.row) else { return };
-        if self.part >= cut.parts {
-            return;
+        let Some(looks) = self.few.looks(self.row) else { return };
+        if self.part < looks.cut.parts {
+            self.few.begin(self.row, self.kv, self.part);
+            let seen = looks.cut.part(&looks.sources.main, self.part);
+            self.walk::<L>(&self.few.a.pages, looks.seq, seen);
         }
-        let (group, d) = (a.group(), a.d());
-        for head in 0..group {
-            // SAFETY: scratch has room for d + 2 floats here, which belong to this partition.
-            unsafe {
-                let held = few.held(self.row, self.kv * group + head, self.part);
-                held.write(f32::NEG_INFINITY);
-                held.add(1).write_bytes(0, d + 1);
+    }
+}
+
+/// What one row reads beside the history, for all query heads of a key head.
+struct Beside<'a, S>(Part<'a, S>);
+
+impl<S: Stored> Work for Beside<'_, S> {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let (part, a) = (&self.0, &self.0.few.a);
+        let Some(looks) = part.few.looks(part.row) else { return };
+        part.few.begin(part.row, part.kv, part.part);
+        for (pages, seen) in [(a.sink, looks.sources.sink), (a.own, looks.sources.own)] {
+            if let Some(pages) = pages {
+                part.walk::<L>(&pages, looks.seq, seen);
             }
-        }
-        let Range { mut start, end } = cut.part(&sight, self.part);
-        while start < end {
-            let n = (start / TILE * TILE + TILE).min(end) - start;
-            let Some((keys, values)) = few.trouble.unless(a.pages.at(sight.seq, start, self.kv)) else { return };
-            let place = start % PAGE * a.pages.vector;
-            for first in (0..group).step_by(HEADS) {
-                let heads = self.kv * group + first..self.kv * group + group.min(first + HEADS);
-                // SAFETY: n vectors from `place` on lie in the page; a tile never leaves it.
-                unsafe { self.tile::<L>(heads, keys.add(place), values.add(place), n) };
-            }
-            start += n;
         }
     }
 }
 
 impl<S: Stored> Part<'_, S> {
     #[inline(always)]
-    unsafe fn tile<L: Lanes>(&self, heads: Range<usize>, keys: *const u8, values: *const u8, n: usize) {
-        let a = &self.few.a;
+    fn walk<L: Lanes>(&self, pages: &Pages, seq: usize, seen: Range<usize>) {
+        let (few, group) = (&self.few, self.few.a.group());
+        let Range { mut start, end } = seen;
+        while start < end {
+            let n = (start / TILE * TILE + TILE).min(end) - start;
+            let Some(at) = few.trouble.unless(pages.at(seq, start, self.kv)) else { return };
+            for first in (0..group).step_by(HEADS) {
+                let heads = self.kv * group + first..self.kv * group + group.min(first + HEADS);
+                // SAFETY: n vectors from `start` on lie in the page; a tile never leaves it.
+                unsafe {
+                    if S::ROTATED {
+                        self.rotated::<L>(pages, heads, at, start % PAGE, n);
+                    } else {
+                        self.tile::<L>(pages, heads, at, start % PAGE, n);
+                    }
+                }
+            }
+            start += n;
+        }
+    }
+
+    /// `n` keys and values from `place` on of the page at `at`.
+    #[inline(always)]
+    unsafe fn tile<L: Lanes>(
+        &self,
+        pages: &Pages,
+        heads: Range<usize>,
+        at: (*mut u8, *mut u8),
+        place: usize,
+        n: usize,
+    ) {
+        let (a, s) = (&self.few.a, self.stored);
         let mut scores = [[f32::NEG_INFINITY; TILE]; HEADS];
         let mut kept = [1.0; HEADS];
+        let elements = |block: *mut u8| block.wrapping_add(place * pages.vector).cast_const();
         let mut tile = Tile {
             q: [a.q.at(self.row, heads.start).cast_const(); HEADS],
             acc: [std::ptr::null_mut(); HEADS],
-            keys,
-            values,
-            vector: a.pages.vector,
+            keys: elements(at.0),
+            values: elements(at.1),
+            vector: pages.vector,
             n,
             d: a.d(),
             scale: a.scale,
@@ -136,10 +240,10 @@ impl<S: Stored> Part<'_, S> {
         unsafe {
             for at in (0..h).step_by(most) {
                 match (h - at).min(most) {
-                    4 => tile.score::<L, S, 4>(at, &mut scores),
-                    3 => tile.score::<L, S, 3>(at, &mut scores),
-                    2 => tile.score::<L, S, 2>(at, &mut scores),
-                    _ => tile.score::<L, S, 1>(at, &mut scores),
+                    4 => tile.score::<L, S, 4>(s, at, &mut scores),
+                    3 => tile.score::<L, S, 3>(s, at, &mut scores),
+                    2 => tile.score::<L, S, 2>(s, at, &mut scores),
+                    _ => tile.score::<L, S, 1>(s, at, &mut scores),
                 }
             }
             for h in 0..h {
@@ -150,40 +254,210 @@ impl<S: Stored> Part<'_, S> {
             }
             for at in (0..h).step_by(4) {
                 match (h - at).min(4) {
-                    4 => tile.weigh::<L, S, 4>(at, &scores, &kept),
-                    3 => tile.weigh::<L, S, 3>(at, &scores, &kept),
-                    2 => tile.weigh::<L, S, 2>(at, &scores, &kept),
-                    _ => tile.weigh::<L, S, 1>(at, &scores, &kept),
+                    4 => tile.weigh::<L, S, 4>(s, at, &scores, &kept),
+                    3 => tile.weigh::<L, S, 3>(s, at, &scores, &kept),
+                    2 => tile.weigh::<L, S, 2>(s, at, &scores, &kept),
+                    _ => tile.weigh::<L, S, 1>(s, at, &scores, &kept),
                 }
             }
         }
     }
 }
 
-/// Sums up the partitions of (row, head)s in a tree that their number alone decides.
-struct Meet<'a> {
-    few: Few<'a>,
-    of: Range<usize>,
+impl<S: Stored> Part<'_, S> {
+    /// As [`tile`](Self::tile), of a rotated history.
+    #[inline(always)]
+    unsafe fn rotated<L: Lanes>(
+        &self,
+        pages: &Pages,
+        heads: Range<usize>,
+        at: (*mut u8, *mut u8),
+        place: usize,
+        n: usize,
+    ) {
+        let (few, s) = (&self.few, self.stored);
+        let base = place / TILE * TILE;
+        let seen = place - base..place - base + n;
+        let mut scores = [[0.0; TILE]; HEADS];
+        let mut q = [std::ptr::null_mut::<f32>(); HEADS];
+        q.iter_mut().zip(heads.clone()).for_each(|(q, head)| *q = few.turned(self.row, head));
+        let q = &q[..heads.len()];
+        let scales = |block: *mut u8| block.wrapping_add(pages.scales + 2 * base).cast_const().cast::<u16>();
+        // SAFETY: the tile lies in the page, queries and partitions are of d columns.
+        unsafe {
+            let by = self.scores::<L>(&seen, base, at.0, pages.vector, q, &mut scores);
+            let mut kept = [0.0; HEADS];
+            for (h, head) in heads.clone().enumerate() {
+                let x = &mut scores[h];
+                by_scales::<L>(x, TILE, scales(at.0), by[h] * s.unit() * few.a.scale);
+                outside(x, &seen, f32::NEG_INFINITY);
+                let held = few.held(self.row, head, self.part);
+                let (max, kept_h, sum) = soften::<L>(x, TILE, *held);
+                (*held, kept[h]) = (max, kept_h);
+                *held.add(1) = *held.add(1) * kept_h + sum;
+                by_scales::<L>(x, TILE, scales(at.1), s.unit());
+                outside(x, &seen, 0.0);
+            }
+            self.weigh::<L>(&seen, base, at.1, pages.vector, heads, &mut scores, &kept);
+        }
+    }
+
+    /// Products of queries with the keys of a tile; returns what 1 stands for in those of each head.
+    #[inline(always)]
+    unsafe fn scores<L: Lanes>(
+        &self,
+        seen: &Range<usize>,
+        base: usize,
+        block: *mut u8,
+        vector: usize,
+        q: &[*mut f32],
+        to: &mut [[f32; TILE]; HEADS],
+    ) -> [f32; HEADS] {
+        let (d, stored, seen) = (self.few.a.d(), self.stored, seen.clone());
+        let mut by = [1.0; HEADS];
+        #[cfg(target_arch = "x86_64")]
+        if ints::suit::<L>() {
+            let block = Block { codes: stored.codes(d), at: block, base, seen, d, vector };
+            let mut pairs = [std::ptr::null::<i32>(); HEADS];
+            for (h, q) in q.iter().enumerate() {
+                pairs[h] = q.cast_const().cast();
+                // SAFETY: `Turn` wrote it behind the query.
+                by[h] = unsafe { *q.add(d) };
+            }
+            // SAFETY: sixteen lanes are those of AVX-512, which here comes with VNNI; the rest is the caller's promise.
+            unsafe { ints::score(&block, &pairs[..q.len()], to) };
+            return by;
+        }
+        let keys = Keys { stored, block, base, seen, d };
+        let mut queries = [std::ptr::null::<f32>(); HEADS];
+        queries.iter_mut().zip(q).for_each(|(to, q)| *to = q.cast_const());
+        for first in (0..q.len()).step_by(4) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                match (q.len() - first).min(4) {
+                    4 => keys.score::<L, 4>(&queries, first, to),
+                    3 => keys.score::<L, 3>(&queries, first, to),
+                    2 => keys.score::<L, 2>(&queries, first, to),
+                    _ => keys.score::<L, 1>(&queries, first, to),
+                }
+            }
+        }
+        let _ = vector;
+        by
+    }
+
+    /// Adds the values of a tile by their weights.
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "a tile and what it is weighed with")]
+    unsafe fn weigh<L: Lanes>(
+        &self,
+        seen: &Range<usize>,
+        base: usize,
+        block: *mut u8,
+        vector: usize,
+        heads: Range<usize>,
+        p: &mut [[f32; TILE]; HEADS],
+        kept: &[f32; HEADS],
+    ) {
+        let (few, d, s) = (&self.few, self.few.a.d(), self.stored);
+        let sums = |head| few.held(self.row, head, self.part).wrapping_add(2);
+        #[cfg(target_arch = "x86_64")]
+        if ints::suit::<L>() {
+            let codes = s.codes(d);
+            let nobody = Head { weights: [0; TILE], unit: 0.0, kept: 1.0, sums: std::ptr::null_mut() };
+            let mut all = [nobody; HEADS];
+            for (h, head) in heads.clone().enumerate() {
+                // SAFETY: sixteen lanes are those of AVX-512, which here comes with VNNI.
+                all[h].unit = unsafe { codes.weights(&p[h], &mut all[h].weights) };
+                (all[h].kept, all[h].sums) = (kept[h], sums(head));
+            }
+            let block = Block { codes, at: block, base, seen: seen.clone(), d, vector };
+            // SAFETY: as in `scores`.
+            return unsafe { ints::weigh(&block, &all[..heads.len()]) };
+        }
+        let values = block.wrapping_add((base + seen.start) * vector).cast_const();
+        let mut tile = Tile {
+            q: [std::ptr::null(); HEADS],
+            acc: [std::ptr::null_mut(); HEADS],
+            keys: values,
+            values,
+            vector,
+            n: seen.len(),
+            d,
+            scale: 1.0,
+        };
+        let h = heads.len();
+        for (h, head) in heads.enumerate() {
+            tile.acc[h] = sums(head);
+            p[h].copy_within(seen.clone(), 0);
+        }
+        for at in (0..h).step_by(4) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                match (h - at).min(4) {
+                    4 => tile.weigh::<L, S, 4>(s, at, p, kept),
+                    3 => tile.weigh::<L, S, 3>(s, at, p, kept),
+                    2 => tile.weigh::<L, S, 2>(s, at, p, kept),
+                    _ => tile.weigh::<L, S, 1>(s, at, p, kept),
+                }
+            }
+        }
+    }
 }
 
-impl Work for Meet<'_> {
+/// Sums up the partitions of (row, head)s in a tree that their number alone decides, turns the sum back where the history
+/// is rotated, and adds what was read beside it.
+struct Meet<'a, S> {
+    few: Few<'a>,
+    of: Range<usize>,
+    stored: S,
+}
+
+impl<S: Stored> Meet<'_, S> {
+    /// Turns `d` sums of rotated values back.
+    #[inline(always)]
+    unsafe fn back<L: Lanes>(&self, sums: *mut f32, head: usize) {
+        let (a, d) = (&self.few.a, self.few.a.d());
+        // SAFETY: d floats of a partition that this task alone touches.
+        let sums = unsafe { std::slice::from_raw_parts_mut(sums, d) };
+        #[cfg(target_arch = "x86_64")]
+        if ints::suit::<L>() {
+            let (codes, mut mixed) = (self.stored.codes(d), [0.0; MAX_WIDTH]);
+            mixed[..d].copy_from_slice(sums);
+            mixed[..d].iter().enumerate().for_each(|(i, x)| sums[codes.element(i)] = *x);
+        }
+        a.signs(1, head / a.group()).unrotate(sums);
+    }
+}
+
+impl<S: Stored> Work for Meet<'_, S> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let a = &self.few.a;
+        let (few, a, d) = (&self.few, &self.few.a, self.few.a.d());
         for i in self.of.clone() {
             let (row, head) = (i / a.q.heads, i % a.q.heads);
-            let Some((_, cut)) = self.few.cut(row) else { return };
-            let held = |part| self.few.held(row, head, part);
+            let Some(Looks { cut, .. }) = few.looks(row) else { return };
+            let held = |part| few.held(row, head, part);
             let mut step = 1;
             while step < cut.parts {
                 for part in (0..cut.parts - step).step_by(2 * step) {
                     // SAFETY: two partitions of this (row, head), all written before this job began.
-                    unsafe { merge::<L>(held(part), held(part + step), a.d()) };
+                    unsafe { merge::<L>(held(part), held(part + step), d) };
                 }
                 step *= 2;
             }
-            // SAFETY: partition 0 holds the sum of all.
-            unsafe { a.finish::<L>(row, head, *held(0), *held(0).add(1), held(0).add(2)) };
+            // SAFETY: partition 0 holds the sum of all, where there is any; what was read beside it comes behind the last.
+            unsafe {
+                let mut all = held(0);
+                if S::ROTATED && cut.parts > 0 {
+                    self.back::<L>(all.add(2), head);
+                }
+                if a.beside() {
+                    let beside = held(few.room);
+                    if cut.parts > 0 { merge::<L>(all, beside, d) } else { all = beside }
+                }
+                a.finish::<L>(row, head, *all, *all.add(1), all.add(2));
+            }
         }
     }
 }
@@ -206,37 +480,65 @@ unsafe fn merge<L: Lanes>(x: *mut f32, y: *const f32, d: usize) {
     }
 }
 
+/// Reads what lies beside the history.
+struct RunBeside<'a, 'b> {
+    cx: &'a Cx<'b>,
+    few: Few<'a>,
+}
+
+impl WithFormat for RunBeside<'_, '_> {
+    type Out = Result<()>;
+    fn with<S: Stored>(self, stored: S) -> Result<()> {
+        let RunBeside { cx, few } = self;
+        let heads = few.a.pages.heads;
+        let ns = PAGE * few.a.d() * (few.a.group() + 1) / 16;
+        cx.each(few.a.q.rows * heads, ns, |_, i| {
+            let (row, kv, part) = (i / heads, i % heads, few.room);
+            dispatch(cx.isa, Beside(Part { few, row, kv, part, stored }))
+        })
+    }
+}
+
 struct Run<'a, 'b> {
     cx: &'a Cx<'b>,
     a: Attention,
     room: usize,
+    side: KvFormat,
 }
 
 impl WithFormat for Run<'_, '_> {
     type Out = Result<()>;
-    fn with<S: Stored>(self) -> Result<()> {
-        let Run { cx, a, room } = self;
+    fn with<S: Stored>(self, stored: S) -> Result<()> {
+        let Run { cx, a, room, side } = self;
         let trouble = Trouble::default();
-        let few = Few { a, room, trouble: &trouble };
+        let mut few = Few { a, turned: std::ptr::null_mut(), room, trouble: &trouble };
         let (rows, heads) = (a.q.rows, a.pages.heads);
-        let cuts = || (0..rows).filter_map(|r| few.cut(r));
-        let most = cuts().map(|(_, c)| c.parts).max().unwrap_or(0);
-        let keys: usize = cuts().map(|(s, _)| s.last + 1 - s.first).sum();
+        let looks = || (0..rows).filter_map(|r| few.looks(r));
+        let most = looks().map(|l| l.cut.parts).max().unwrap_or(0);
+        let keys: usize = looks().map(|l| l.sources.main.len()).sum();
         trouble.end()?;
+        if S::ROTATED {
+            few.turned = few.held(rows, 0, 0);
+            cx.share(rows * a.q.heads, a.d(), |of| dispatch(cx.isa, Turn { few, of, stored }))?;
+        }
         let items = rows * heads * most;
         let ns = keys * heads * a.d() * (a.group() + 1) / 16 / items.max(1);
         cx.each(items, ns, |_, i| {
             // Neighbouring items read neighbouring pages.
             let (row, kv, part) = (i / most / heads, i / most % heads, i % most);
-            dispatch(cx.isa, Part { few, row, kv, part, _format: PhantomData::<S> })
+            dispatch(cx.isa, Part { few, row, kv, part, stored })
         })?;
-        cx.share(rows * a.q.heads, most * (20 + a.d() / 8), |of| dispatch(cx.isa, Meet { few, of }))?;
+        if a.beside() {
+            pick_beside(side, RunBeside { cx, few })?;
+        }
+        let ns = most * (20 + a.d() / 8) + if S::ROTATED { a.d() } else { 0 };
+        cx.share(rows * a.q.heads, ns, |of| dispatch(cx.isa, Meet { few, of, stored }))?;
         trouble.end()
     }
 }
 
-pub fn attention(cx: &Cx, a: Attention, fmt: KvFormat, room: usize) -> Result<()> {
-    pick(fmt, Run { cx, a, room })
+pub fn attention(cx: &Cx, a: Attention, fmt: KvFormat, side: KvFormat, room: usize) -> Result<()> {
+    pick(fmt, a.d(), Run { cx, a, room, side })
 }
 
 #[cfg(test)]
@@ -247,13 +549,13 @@ mod tests {
     fn a_cut_covers_the_history_once_and_never_has_more_than_32_parts() {
         for last in (0..300_000usize).step_by(251).chain([255, 256, 8191, 8192, 8193]) {
             for first in [0, last / 3, last.saturating_sub(511), last] {
-                let s = Sight { seq: 0, first, last };
-                let cut = Cut::of(&s);
+                let seen = first..last + 1;
+                let cut = Cut::of(&seen);
                 assert!(cut.parts <= PARTS as usize && cut.pages.is_power_of_two());
                 let mut next = first;
                 for i in 0..cut.parts {
-                    let part = cut.part(&s, i);
-                    assert!(part.start == next && part.start < part.end, "{s:?} {cut:?} {i}");
+                    let part = cut.part(&seen, i);
+                    assert!(part.start == next && part.start < part.end, "{seen:?} {cut:?} {i}");
                     next = part.end;
                 }
                 assert_eq!(next, last + 1);

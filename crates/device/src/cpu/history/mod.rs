@@ -3,7 +3,10 @@
 mod append;
 mod attention;
 mod few;
+#[cfg(target_arch = "x86_64")]
+mod ints;
 mod many;
+mod packed;
 mod pages;
 mod stored;
 mod tile;

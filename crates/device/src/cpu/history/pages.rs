@@ -17,8 +17,10 @@ pub struct Pages {
     /// Page ids that lie inside the buffer.
     count: usize,
     page_bytes: usize,
-    /// Bytes of a vector, and of the vectors of one head in a page.
+    /// Bytes of a vector's elements, where in the vectors of one head in a page the scales begin, and the bytes of all of
+    /// these.
     pub vector: usize,
+    pub scales: usize,
     head: usize,
     pub heads: usize,
     ring: usize,
@@ -30,16 +32,17 @@ pub struct Pages {
 
 impl Pages {
     pub fn new(mem: &HostMemory, st: &StreamView, rows: &Rows) -> Result<Self> {
-        let vector = st.fmt.vector_bytes(st.d) as usize;
+        let (vector, head) = (st.fmt.code_bytes(st.d) as usize, PAGE * st.fmt.vector_bytes(st.d) as usize);
         let (heads, page_bytes) = (st.heads as usize, st.page_bytes.max(1));
-        let used = (2 * heads * PAGE * vector) as u64;
+        let used = (2 * heads * head) as u64;
         let count = st.buf.bytes().checked_sub(used).map_or(0, |rest| rest / page_bytes + 1);
         Ok(Pages {
             base: Ptr::new(mem.ptr_mut(&st.buf)?),
             count: count as usize,
             page_bytes: page_bytes as usize,
             vector,
-            head: PAGE * vector,
+            scales: PAGE * vector,
+            head,
             heads,
             ring: st.ring as usize,
             pos: Span::ints(mem, &rows.pos)?,
@@ -53,8 +56,8 @@ impl Pages {
         let seq = usize::try_from(self.seq_of.get(row, 0)?).ok()?;
         Some((seq, usize::try_from(self.pos.get(row, 0)?).ok()?))
     }
-    /// Address of the keys and the values of `head` in the page that holds position `p` of `seq`, both by place in the
-    /// page. `None` where the step's values name a page that is not there.
+    /// Address of the keys and the values of `head` in the page that holds position `p` of `seq`: of both the elements by
+    /// place in the page, then the scales. `None` where the step's values name a page that is not there.
     pub fn at(&self, seq: usize, p: usize, head: usize) -> Option<(*mut u8, *mut u8)> {
         let page = if self.ring > 0 {
             let slot = usize::try_from(self.slots.get(seq, 0)?).ok()?;

@@ -28,7 +28,7 @@ impl Tile {
     /// # Safety
     /// The tile's addresses hold what its numbers say, from head `first` on.
     #[inline(always)]
-    pub unsafe fn score<L: Lanes, S: Stored, const H: usize>(&self, first: usize, to: &mut [[f32; TILE]; HEADS]) {
+    pub unsafe fn score<L: Lanes, S: Stored, const H: usize>(&self, s: S, first: usize, to: &mut [[f32; TILE]; HEADS]) {
         let (n, d, whole) = (self.n, self.d, self.d / L::N * L::N);
         for at in (0..n).step_by(4) {
             // The last key stands in for those behind it.
@@ -38,8 +38,7 @@ impl Tile {
             // SAFETY: d elements of each key and query.
             unsafe {
                 for i in (0..whole).step_by(L::N) {
-                    let k =
-                        [S::load::<L>(k[0], i), S::load::<L>(k[1], i), S::load::<L>(k[2], i), S::load::<L>(k[3], i)];
+                    let k: [L; 4] = [s.load(k[0], i), s.load(k[1], i), s.load(k[2], i), s.load(k[3], i)];
                     for h in 0..H {
                         let x = L::load(self.q[first + h].add(i));
                         for j in 0..4 {
@@ -51,7 +50,7 @@ impl Tile {
                     for h in 0..H {
                         let x = L::load_part(self.q[first + h].add(whole), d - whole);
                         for j in 0..4 {
-                            acc[h][j] = x.fma(S::load_part::<L>(k[j], whole, d - whole), acc[h][j]);
+                            acc[h][j] = x.fma(s.load_part(k[j], whole, d - whole), acc[h][j]);
                         }
                     }
                 }
@@ -72,6 +71,7 @@ impl Tile {
     #[inline(always)]
     pub unsafe fn weigh<L: Lanes, S: Stored, const H: usize>(
         &self,
+        s: S,
         first: usize,
         p: &[[f32; TILE]; HEADS],
         kept: &[f32; HEADS],
@@ -80,15 +80,15 @@ impl Tile {
         // SAFETY: d elements.
         unsafe {
             while i + 2 * L::N <= self.d {
-                self.columns::<L, S, H, 2>(first, p, kept, i);
+                self.columns::<L, S, H, 2>(s, first, p, kept, i);
                 i += 2 * L::N;
             }
             while i + L::N <= self.d {
-                self.columns::<L, S, H, 1>(first, p, kept, i);
+                self.columns::<L, S, H, 1>(s, first, p, kept, i);
                 i += L::N;
             }
             if i < self.d {
-                self.edge::<L, S, H>(first, p, kept, i);
+                self.edge::<L, S, H>(s, first, p, kept, i);
             }
         }
     }
@@ -96,6 +96,7 @@ impl Tile {
     #[inline(always)]
     unsafe fn columns<L: Lanes, S: Stored, const H: usize, const C: usize>(
         &self,
+        s: S,
         first: usize,
         p: &[[f32; TILE]; HEADS],
         kept: &[f32; HEADS],
@@ -114,7 +115,7 @@ impl Tile {
                 let from = self.values.add(j * self.vector);
                 let mut v = [L::zero(); C];
                 for (c, v) in v.iter_mut().enumerate() {
-                    *v = S::load::<L>(from, i + c * L::N);
+                    *v = s.load(from, i + c * L::N);
                 }
                 for h in 0..H {
                     let w = L::splat(*p[first + h].as_ptr().add(j));
@@ -134,6 +135,7 @@ impl Tile {
     #[inline(always)]
     unsafe fn edge<L: Lanes, S: Stored, const H: usize>(
         &self,
+        s: S,
         first: usize,
         p: &[[f32; TILE]; HEADS],
         kept: &[f32; HEADS],
@@ -145,10 +147,27 @@ impl Tile {
             unsafe {
                 let mut sum = L::load_part(self.acc[h].add(i), left).mul(L::splat(kept[h]));
                 for (j, &w) in p[h][..self.n].iter().enumerate() {
-                    sum = L::splat(w).fma(S::load_part::<L>(self.values.add(j * self.vector), i, left), sum);
+                    sum = L::splat(w).fma(s.load_part(self.values.add(j * self.vector), i, left), sum);
                 }
                 sum.store_part(self.acc[h].add(i), left);
             }
+        }
+    }
+}
+
+/// `x[j] *= unit * scale[j]` for `n` stored scales.
+///
+/// # Safety
+/// n scales may be read.
+#[inline(always)]
+pub unsafe fn by_scales<L: Lanes>(x: &mut [f32; TILE], n: usize, scales: *const u16, unit: f32) {
+    for i in (0..n).step_by(L::N) {
+        // SAFETY: n scales; TILE is a multiple of N.
+        unsafe {
+            let by = L::get_f16(scales.add(i), n - i).mul(L::splat(unit));
+            let to = x.as_mut_ptr().add(i);
+            // Lanes behind the last keep what they are.
+            L::get(to, n - i).mul(by).put(to, n - i);
         }
     }
 }

@@ -22,6 +22,16 @@ fn mask(n: usize) -> __m256i {
     have!(_mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), lane))
 }
 
+/// Entries by the lowest four bits of each index.
+#[inline(always)]
+fn look(index: __m256i, table: &[f32; 16]) -> __m256 {
+    let table = table.as_ptr();
+    // A permutation looks at three bits; the fourth chooses the half of the table.
+    let low = have!(_mm256_permutevar8x32_ps(_mm256_loadu_ps(table), index));
+    let high = have!(_mm256_permutevar8x32_ps(_mm256_loadu_ps(table.add(8)), index));
+    have!(_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index))))
+}
+
 impl Lanes for Avx2 {
     const N: usize = 8;
 
@@ -41,6 +51,31 @@ impl Lanes for Avx2 {
     unsafe fn load_bf16(p: *const u16) -> Self {
         let wide = have!(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())));
         Avx2(have!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self {
+        Avx2(have!(_mm256_cvtph_ps(_mm_loadu_si128(p.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        Avx2(have!(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())))))
+    }
+    #[inline(always)]
+    unsafe fn look(p: *const u8, table: &[f32; 16]) -> Self {
+        // Of each byte b the words b (of which only four bits count) and b >> 4.
+        let b = have!(_mm256_cvtepu8_epi64(_mm_cvtsi32_si128(p.cast::<i32>().read_unaligned())));
+        let index = have!(_mm256_or_si256(b, _mm256_slli_epi64::<28>(b)));
+        Avx2(look(index, table))
+    }
+    #[inline(always)]
+    unsafe fn look_words(p: *const u32, shift: u32, table: &[f32; 16]) -> Self {
+        let words = have!(_mm256_loadu_si256(p.cast()));
+        Avx2(look(have!(_mm256_srl_epi32(words, _mm_cvtsi32_si128(shift as i32))), table))
+    }
+    #[inline(always)]
+    unsafe fn byte_of_words(p: *const u32, shift: u32) -> Self {
+        let up = have!(_mm256_sll_epi32(_mm256_loadu_si256(p.cast()), _mm_cvtsi32_si128(24 - shift as i32)));
+        Avx2(have!(_mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(up))))
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {

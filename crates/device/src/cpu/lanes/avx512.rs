@@ -48,6 +48,32 @@ impl Lanes for Avx512 {
         Avx512(have!(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))))
     }
     #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self {
+        Avx512(have!(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        Avx512(have!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))))
+    }
+    #[inline(always)]
+    unsafe fn look(p: *const u8, table: &[f32; 16]) -> Self {
+        // Of each byte b the words b (of which a permutation looks at four bits) and b >> 4.
+        let b = have!(_mm512_cvtepu8_epi64(_mm_loadl_epi64(p.cast())));
+        let index = have!(_mm512_or_si512(b, _mm512_slli_epi64::<28>(b)));
+        Avx512(have!(_mm512_permutexvar_ps(index, _mm512_loadu_ps(table.as_ptr()))))
+    }
+    #[inline(always)]
+    unsafe fn look_words(p: *const u32, shift: u32, table: &[f32; 16]) -> Self {
+        // A permutation looks at the lowest four bits of its indices.
+        let index = have!(_mm512_srl_epi32(_mm512_loadu_si512(p.cast()), _mm_cvtsi32_si128(shift as i32)));
+        Avx512(have!(_mm512_permutexvar_ps(index, _mm512_loadu_ps(table.as_ptr()))))
+    }
+    #[inline(always)]
+    unsafe fn byte_of_words(p: *const u32, shift: u32) -> Self {
+        let up = have!(_mm512_sll_epi32(_mm512_loadu_si512(p.cast()), _mm_cvtsi32_si128(24 - shift as i32)));
+        Avx512(have!(_mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(up))))
+    }
+    #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         have!(_mm512_storeu_ps(p, self.0))
     }

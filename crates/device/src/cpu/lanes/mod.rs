@@ -41,6 +41,31 @@ pub trait Lanes: Copy {
     /// # Safety
     /// `p .. p + N` may be read.
     unsafe fn load_bf16(p: *const u16) -> Self;
+    /// Widens half floats.
+    ///
+    /// # Safety
+    /// `p .. p + N` may be read.
+    unsafe fn load_f16(p: *const u16) -> Self;
+    /// Signed bytes as numbers.
+    ///
+    /// # Safety
+    /// `p .. p + N` may be read.
+    unsafe fn load_i8(p: *const i8) -> Self;
+    /// The entries of `table` that N nibbles name, the low one of each byte first.
+    ///
+    /// # Safety
+    /// `p .. p + N / 2` may be read.
+    unsafe fn look(p: *const u8, table: &[f32; 16]) -> Self;
+    /// The entries of `table` that bits `shift .. shift + 4` of N words name.
+    ///
+    /// # Safety
+    /// `p .. p + N` may be read.
+    unsafe fn look_words(p: *const u32, shift: u32, table: &[f32; 16]) -> Self;
+    /// Bits `shift .. shift + 8` of N words as signed numbers.
+    ///
+    /// # Safety
+    /// `p .. p + N` may be read.
+    unsafe fn byte_of_words(p: *const u32, shift: u32) -> Self;
     /// # Safety
     /// `p .. p + N` may be written.
     unsafe fn store(self, p: *mut f32);
@@ -115,6 +140,22 @@ pub trait Lanes: Copy {
         unsafe {
             std::ptr::copy_nonoverlapping(p.cast::<u8>(), all.as_mut_ptr().cast(), 2 * n);
             Self::load_bf16(all.as_ptr())
+        }
+    }
+    /// `n <= N` half floats, zeros behind them.
+    ///
+    /// # Safety
+    /// `p .. p + n` may be read.
+    #[inline(always)]
+    unsafe fn get_f16(p: *const u16, n: usize) -> Self {
+        let mut all = [0u16; MAX_LANES];
+        // SAFETY: the caller's promise; less than N are copied into the array first.
+        unsafe {
+            if n >= Self::N {
+                return Self::load_f16(p);
+            }
+            std::ptr::copy_nonoverlapping(p.cast::<u8>(), all.as_mut_ptr().cast(), 2 * n);
+            Self::load_f16(all.as_ptr())
         }
     }
     /// Zeros.

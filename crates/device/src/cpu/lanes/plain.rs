@@ -1,6 +1,7 @@
 //! Plain Rust: eight lanes, products and sums rounded one by one.
 
 use super::{Lanes, Work};
+use half::f16;
 
 /// Eight lanes of any CPU.
 #[derive(Copy, Clone)]
@@ -41,6 +42,35 @@ impl Lanes for Plain {
         // SAFETY: eight readable halves.
         let h = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
         Plain(h.map(|h| f32::from_bits((h as u32) << 16)))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self {
+        // SAFETY: eight readable halves.
+        let h = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
+        Plain(h.map(|h| f16::from_bits(h).to_f32()))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        // SAFETY: eight readable bytes.
+        Plain(unsafe { p.cast::<[i8; 8]>().read_unaligned() }.map(f32::from))
+    }
+    #[inline(always)]
+    unsafe fn look(p: *const u8, table: &[f32; 16]) -> Self {
+        // SAFETY: four readable bytes.
+        let b = unsafe { p.cast::<[u8; 4]>().read_unaligned() };
+        Plain(std::array::from_fn(|i| table[(b[i / 2] >> (i % 2 * 4)) as usize & 15]))
+    }
+    #[inline(always)]
+    unsafe fn look_words(p: *const u32, shift: u32, table: &[f32; 16]) -> Self {
+        // SAFETY: eight readable words.
+        let w = unsafe { p.cast::<[u32; 8]>().read_unaligned() };
+        Plain(w.map(|w| table[(w >> shift) as usize & 15]))
+    }
+    #[inline(always)]
+    unsafe fn byte_of_words(p: *const u32, shift: u32) -> Self {
+        // SAFETY: eight readable words.
+        let w = unsafe { p.cast::<[u32; 8]>().read_unaligned() };
+        Plain(w.map(|w| (w >> shift) as i8 as f32))
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
