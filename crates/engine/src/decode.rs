@@ -116,13 +116,8 @@ struct Loop<'a, 'b> {
 impl Loop<'_, '_> {
     fn run(mut self, masks: &mut Option<Masks>) -> Result<Decoded> {
         let begun = Instant::now();
-        let none = |finish| Decoded {
-            ids: Vec::new(),
-            finish,
-            prefill: begun.elapsed(),
-            decode: Duration::ZERO,
-            steps: 0,
-        };
+        let none =
+            |finish| Decoded { ids: Vec::new(), finish, prefill: begun.elapsed(), decode: Duration::ZERO, steps: 0 };
         let logits = match self.read() {
             Err(Error::Cancelled) => return Ok(none(Finish::Cancelled)),
             other => other?,

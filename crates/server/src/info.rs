@@ -42,8 +42,11 @@ pub async fn models(State(app): Shared) -> Result<Response, Fault> {
     let codex = json!({
         "slug": f.name, "display_name": f.name, "context_window": f.context, "supports_reasoning": ready.reasons(),
     });
-    Ok(ok(StatusCode::OK, &json!({"object": "list", "data": [describe(&app, ready)], "models": [codex],
-        "has_more": false, "first_id": f.name, "last_id": f.name})))
+    Ok(ok(
+        StatusCode::OK,
+        &json!({"object": "list", "data": [describe(&app, ready)], "models": [codex],
+        "has_more": false, "first_id": f.name, "last_id": f.name}),
+    ))
 }
 
 /// `GET /v1/models/{id}`.

@@ -129,7 +129,9 @@ impl Output {
         match (reason, summary.map(|s| (s.ending, s.calls))) {
             (Reason::Length, _) => Finish::Length,
             (Reason::ContextFull, _) => Finish::ContextFull,
-            (Reason::End, Some((Ending::InsideCall { .. }, _))) => Finish::Incomplete("the model ended inside a tool call"),
+            (Reason::End, Some((Ending::InsideCall { .. }, _))) => {
+                Finish::Incomplete("the model ended inside a tool call")
+            }
             (Reason::End, Some((Ending::BrokenCall { .. }, _))) => {
                 Finish::Incomplete("the model began a tool call whose arguments cannot be read")
             }
@@ -187,7 +189,9 @@ fn push(out: &mut Vec<Piece>, piece: Piece) {
     match (out.last_mut(), piece) {
         (_, Piece::Text(s) | Piece::Reasoning(s) | Piece::CallArgs { delta: s, .. }) if s.is_empty() => {}
         (Some(Piece::Text(a)), Piece::Text(b)) | (Some(Piece::Reasoning(a)), Piece::Reasoning(b)) => a.push_str(&b),
-        (Some(Piece::CallArgs { index: i, delta: a }), Piece::CallArgs { index: j, delta: b }) if *i == j => a.push_str(&b),
+        (Some(Piece::CallArgs { index: i, delta: a }), Piece::CallArgs { index: j, delta: b }) if *i == j => {
+            a.push_str(&b)
+        }
         (_, piece) => out.push(piece),
     }
 }

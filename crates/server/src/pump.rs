@@ -92,7 +92,8 @@ async fn admit(app: &Arc<App>, request: GenerateRequest, conn: Conn) -> Result<R
         let matchers = (0..n).map(|_| ready.voice.constraint(&request, &p)).collect::<Result<Vec<_>, _>>()?;
         Ok((request, p, matchers))
     });
-    let (request, p, matchers) = prepared.await.map_err(|_| Fault::new(Kind::Internal, "the request's reader panicked"))??;
+    let (request, p, matchers) =
+        prepared.await.map_err(|_| Fault::new(Kind::Internal, "the request's reader panicked"))??;
     let ready = app.ready()?;
     let sampling = request.sampling.over(&ready.backend.facts().sampling);
     let (mut all, mut tickets) = (Vec::new(), Vec::new());
@@ -123,15 +124,7 @@ async fn admit(app: &Arc<App>, request: GenerateRequest, conn: Conn) -> Result<R
     };
     entry.admitted(answers.prompt_tokens, request.stream);
     app.metrics.admitted(answers.prompt_tokens);
-    Ok(Running {
-        app: Arc::clone(app),
-        tickets,
-        answers,
-        status: "waiting".into(),
-        entry,
-        conn,
-        failed: None,
-    })
+    Ok(Running { app: Arc::clone(app), tickets, answers, status: "waiting".into(), entry, conn, failed: None })
 }
 
 impl Running {
@@ -158,7 +151,9 @@ impl Running {
         match &event {
             Event::Queued { place } => self.say(format!("queued, place {place}"), "queued"),
             Event::Started => self.say("started".into(), "prefill"),
-            Event::Prefill { done, total } => self.say(format!("reading the prompt, {done} of {total} tokens"), "prefill"),
+            Event::Prefill { done, total } => {
+                self.say(format!("reading the prompt, {done} of {total} tokens"), "prefill")
+            }
             Event::Token(_) => {
                 self.answers.first.get_or_insert_with(Instant::now);
                 self.say("generating".into(), "decode");
@@ -270,7 +265,9 @@ impl Streaming {
             }
         }
         // Everything that is there already goes out together.
-        while !self.over && let Some((i, e)) = self.ready_event() {
+        while !self.over
+            && let Some((i, e)) = self.ready_event()
+        {
             self.event(Some((i, e)));
         }
         self.last = Instant::now();

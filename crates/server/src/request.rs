@@ -206,12 +206,18 @@ pub fn stops(f: &Fields<'_>, name: &str) -> Result<Vec<String>, Fault> {
         Some(Value::Array(items)) => {
             let one = |(i, v): (usize, &Value)| match v {
                 Value::String(s) => Ok(s.clone()),
-                other => Err(f.wrong(&format!("{name}[{i}]"), format_args!("must be a string, not {}", crate::json::kind(other)))),
+                other => Err(f.wrong(
+                    &format!("{name}[{i}]"),
+                    format_args!("must be a string, not {}", crate::json::kind(other)),
+                )),
             };
             items.iter().enumerate().map(one).collect::<Result<_, _>>()?
         }
         Some(other) => {
-            return Err(f.wrong(name, format_args!("must be a string or an array of strings, not {}", crate::json::kind(other))));
+            return Err(f.wrong(
+                name,
+                format_args!("must be a string or an array of strings, not {}", crate::json::kind(other)),
+            ));
         }
     };
     if all.len() > MAX_STOPS {
@@ -230,7 +236,10 @@ pub fn identifier<'a>(f: &Fields<'a>, name: &str) -> Result<&'a str, Fault> {
         return Err(f.wrong(name, "is missing"));
     }
     if s.chars().any(|c| c == char::REPLACEMENT_CHARACTER || c.is_control() || c.is_whitespace()) || s.len() > 256 {
-        return Err(f.wrong(name, format_args!("{s:?} is no name: white space, control or broken characters, or more than 256 bytes")));
+        return Err(f.wrong(
+            name,
+            format_args!("{s:?} is no name: white space, control or broken characters, or more than 256 bytes"),
+        ));
     }
     Ok(s)
 }

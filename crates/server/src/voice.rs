@@ -171,7 +171,8 @@ impl Voice {
             ToolChoice::None => return self.formatted(&r.format, reasoning),
             ToolChoice::Auto if p.tools.is_empty() => return self.formatted(&r.format, reasoning),
             ToolChoice::Auto if r.format != Format::Text => {
-                let what = "cannot be combined with tools the model may choose freely; set tool_choice, or leave one out";
+                let what =
+                    "cannot be combined with tools the model may choose freely; set tool_choice, or leave one out";
                 return Err(Fault::field("response_format", what));
             }
             ToolChoice::Auto if strict || r.single_call => Choice::Auto,
@@ -183,7 +184,12 @@ impl Voice {
         let built = Constraint::Tools(tools).build(&self.tokenizer, &self.dialect, reasoning);
         let matcher = built.map_err(|e| Fault::field("tools", e))?;
         for w in matcher.warnings() {
-            tracing::warn!(path = w.path, keyword = w.keyword, why = w.why, "a keyword of a tool's schema is not enforced");
+            tracing::warn!(
+                path = w.path,
+                keyword = w.keyword,
+                why = w.why,
+                "a keyword of a tool's schema is not enforced"
+            );
         }
         Ok(Some(matcher))
     }

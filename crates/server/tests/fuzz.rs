@@ -62,7 +62,7 @@ proptest! {
         for (place, with) in changes {
             let mut all = Vec::new();
             places(&v, "", &mut all);
-            *v.pointer_mut(place.get(&all)).unwrap() = with;
+            *v.pointer_mut(&all[place.index(all.len())]).unwrap() = with;
         }
         read(v.to_string().as_bytes());
     }

@@ -64,7 +64,11 @@ pub fn script_backend(
     Ok(Ready { voice, backend: Arc::new(line) })
 }
 
-fn voice(t: text::Tokenizer, template: Option<text::ChatTemplate>, dialect: Option<&str>) -> anyhow::Result<Arc<Voice>> {
+fn voice(
+    t: text::Tokenizer,
+    template: Option<text::ChatTemplate>,
+    dialect: Option<&str>,
+) -> anyhow::Result<Arc<Voice>> {
     let voice = Voice::new(t, template, dialect).map_err(|e| crate::fault::Usage(format!("--dialect: {e}")))?;
     Ok(Arc::new(voice))
 }
@@ -99,9 +103,7 @@ fn wanted(s: Sampling, logprobs: Option<u32>) -> engine::Sampling {
 }
 
 fn described(p: &Plan) -> Value {
-    let weight = |w: &memory::WeightShare| {
-        json!({"component": format!("{:?}", w.component), "residency": w.residency.name(), "bytes": w.bytes})
-    };
+    let weight = |w: &memory::WeightShare| json!({"component": format!("{:?}", w.component), "residency": w.residency.name(), "bytes": w.bytes});
     json!({
         "context": p.context, "parallel": p.parallel, "chunk": p.chunk, "guard_bytes": p.guard,
         "total_bytes": p.total_bytes(), "weight_bytes": p.resident_bytes(), "history_bytes": p.kv_bytes,

@@ -33,7 +33,8 @@ impl Served {
     fn post(&self, path: &str, body: &Value) -> String {
         let body = body.to_string();
         let mut s = TcpStream::connect(&self.address).unwrap();
-        let head = format!("POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+        let head =
+            format!("POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
         s.write_all(head.as_bytes()).unwrap();
         s.write_all(body.as_bytes()).unwrap();
         let mut all = String::new();
@@ -80,7 +81,12 @@ fn the_engine_answers_and_a_seed_repeats_its_answer_streamed_or_not() {
     assert!(!content(&whole).is_empty());
     let stream = s.post("/v1/chat/completions", &hello(json!({"stream": true})));
     let events = stream.lines().filter_map(|l| l.strip_prefix("data: ")).filter(|d| *d != "[DONE]");
-    let deltas = events.map(|d| serde_json::from_str::<Value>(d).unwrap()["choices"][0]["delta"]["content"].as_str().unwrap_or_default().to_owned());
+    let deltas = events.map(|d| {
+        serde_json::from_str::<Value>(d).unwrap()["choices"][0]["delta"]["content"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    });
     assert_eq!(deltas.collect::<String>(), content(&whole));
     let m = s.json("/v1/messages", &hello(json!({})));
     assert_eq!(m["content"][0]["text"], content(&whole), "the same prompt, seed and answer on another API");
@@ -102,7 +108,8 @@ fn the_engine_keeps_to_a_schema_and_to_tools() {
 #[test]
 fn the_engine_reports_logprobs_of_prompt_and_answer() {
     let s = Served::start(&[&default_model()]);
-    let body = json!({"prompt": "Once upon a time there was", "echo": true, "logprobs": 3, "max_tokens": 2, "temperature": 0});
+    let body =
+        json!({"prompt": "Once upon a time there was", "echo": true, "logprobs": 3, "max_tokens": 2, "temperature": 0});
     let all = s.json("/v1/completions", &body);
     let l = &all["choices"][0]["logprobs"];
     let (tokens, probs) = (l["tokens"].as_array().unwrap(), l["token_logprobs"].as_array().unwrap());

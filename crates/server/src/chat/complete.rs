@@ -69,7 +69,9 @@ fn prompt(f: &Fields<'_>) -> Result<Prompt, Fault> {
         Some(Value::Array(a)) => match a.as_slice() {
             [Value::String(s)] => Ok(Prompt::Text(s.clone())),
             [Value::Array(ids)] => Ok(Prompt::Ids(ids.iter().enumerate().map(id).collect::<Result<_, _>>()?)),
-            [Value::String(_) | Value::Array(_), ..] => Err(f.wrong("prompt", "holds several prompts; send one a request")),
+            [Value::String(_) | Value::Array(_), ..] => {
+                Err(f.wrong("prompt", "holds several prompts; send one a request"))
+            }
             ids => Ok(Prompt::Ids(ids.iter().enumerate().map(id).collect::<Result<_, _>>()?)),
         },
         Some(other) => Err(f.wrong("prompt", format_args!("must be a string or token ids, not {}", json::kind(other)))),
@@ -126,7 +128,8 @@ impl Completions {
     }
 
     fn logprobs(&self, tokens: &[Token], mut offset: usize) -> Value {
-        let text = |id: u32| String::from_utf8_lossy(self.voice.tokenizer.token_bytes(id).unwrap_or_default()).into_owned();
+        let text =
+            |id: u32| String::from_utf8_lossy(self.voice.tokenizer.token_bytes(id).unwrap_or_default()).into_owned();
         let (mut names, mut probs, mut tops, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for t in tokens {
             let name = text(t.id);

@@ -19,8 +19,8 @@ use crate::pump;
 
 pub use complete::request as read_completion;
 pub use parse::request as read;
-pub use render::finite;
 pub use parse::{chosen, format, parsed, reasoning, tool, tool_choice, with_effort};
+pub use render::finite;
 
 /// `POST /v1/chat/completions`.
 pub async fn create(

@@ -65,7 +65,8 @@ fn messages(f: &Fields<'_>, name: &str) -> Result<Vec<Message>, Fault> {
     if given.is_empty() {
         return Err(f.wrong(name, "is missing or empty; there must be at least one message"));
     }
-    let one = |(i, m): (usize, Fields<'_>)| Message { path: f.path(&format!("{name}[{i}]")), value: m.map().clone().into() };
+    let one =
+        |(i, m): (usize, Fields<'_>)| Message { path: f.path(&format!("{name}[{i}]")), value: m.map().clone().into() };
     Ok(given.into_iter().enumerate().map(one).collect())
 }
 
@@ -95,7 +96,8 @@ pub fn tool(f: &Fields<'_>, schema: &str) -> Result<Value, Fault> {
     if let Some(d) = f.str("description")? {
         function.insert("description".into(), d.into());
     }
-    let parameters = f.object(schema)?.map_or_else(|| json!({"type": "object", "properties": {}}), |o| o.map().clone().into());
+    let parameters =
+        f.object(schema)?.map_or_else(|| json!({"type": "object", "properties": {}}), |o| o.map().clone().into());
     function.insert("parameters".into(), parameters);
     if f.bool("strict")? == Some(true) {
         function.insert("strict".into(), true.into());
@@ -119,7 +121,11 @@ pub fn tool_choice(f: &Fields<'_>, tools: &[Tool]) -> Result<ToolChoice, Fault> 
             "none" => ToolChoice::None,
             "auto" => ToolChoice::Auto,
             "required" | "any" => ToolChoice::Required,
-            _ => return Err(f.wrong("tool_choice", format_args!("is {s:?}; known are none, auto, required or a function"))),
+            _ => {
+                return Err(
+                    f.wrong("tool_choice", format_args!("is {s:?}; known are none, auto, required or a function"))
+                );
+            }
         },
         Some(Value::Object(o)) => {
             let name = o.get("function").and_then(|f| f.get("name")).or(o.get("name")).and_then(Value::as_str);
@@ -129,10 +135,17 @@ pub fn tool_choice(f: &Fields<'_>, tools: &[Tool]) -> Result<ToolChoice, Fault> 
                 ("none", _) => ToolChoice::None,
                 ("auto", _) => ToolChoice::Auto,
                 ("required", _) => ToolChoice::Required,
-                _ => return Err(f.wrong("tool_choice", "must name a function: {\"type\": \"function\", \"function\": {\"name\": ...}}")),
+                _ => {
+                    return Err(f.wrong(
+                        "tool_choice",
+                        "must name a function: {\"type\": \"function\", \"function\": {\"name\": ...}}",
+                    ));
+                }
             }
         }
-        Some(other) => return Err(f.wrong("tool_choice", format_args!("must be a string or an object, not {}", json::kind(other)))),
+        Some(other) => {
+            return Err(f.wrong("tool_choice", format_args!("must be a string or an object, not {}", json::kind(other))));
+        }
     };
     chosen(f, choice, tools)
 }
@@ -148,7 +161,8 @@ pub fn chosen(f: &Fields<'_>, choice: ToolChoice, tools: &[Tool]) -> Result<Tool
         }
         ToolChoice::Named(name) if tools.iter().all(|t| t.name != *name) => {
             let names: Vec<&str> = tools.iter().map(|t| t.name.as_str()).collect();
-            Err(f.wrong("tool_choice", format_args!("names {name:?}, which is none of the tools: {}", names.join(", "))))
+            Err(f
+                .wrong("tool_choice", format_args!("names {name:?}, which is none of the tools: {}", names.join(", "))))
         }
         _ => Ok(choice),
     }
@@ -176,7 +190,9 @@ pub fn format(f: &Fields<'_>, name: &str) -> Result<Format, Fault> {
         }
         "regex" => Ok(Format::Regex(o.str("regex")?.or(o.str("pattern")?).unwrap_or_default().into())),
         "grammar" => Ok(Format::Grammar(o.str("grammar")?.unwrap_or_default().into())),
-        other => Err(o.wrong("type", format_args!("is {other:?}; known are text, json_object, json_schema, regex, grammar"))),
+        other => {
+            Err(o.wrong("type", format_args!("is {other:?}; known are text, json_object, json_schema, regex, grammar")))
+        }
     }
 }
 

@@ -41,7 +41,8 @@ impl Chat {
     }
 
     fn delta(&self, choice: usize, delta: Value, tokens: Option<&[Token]>, finish: Option<&Finish>) -> Value {
-        let mut c = json!({"index": choice, "delta": delta, "logprobs": Value::Null, "finish_reason": finish.map(reason)});
+        let mut c =
+            json!({"index": choice, "delta": delta, "logprobs": Value::Null, "finish_reason": finish.map(reason)});
         if let Some(tokens) = tokens.filter(|_| self.options.logprobs) {
             c["logprobs"] = self.logprobs(tokens);
         }

@@ -86,7 +86,8 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
 /// The client's own id if it is harmless, else a new one.
 fn request_id(request: &Request) -> String {
     let given = request.headers().get("x-request-id").and_then(|v| v.to_str().ok());
-    let harmless = |s: &&str| (1..=128).contains(&s.len()) && s.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+    let harmless =
+        |s: &&str| (1..=128).contains(&s.len()) && s.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
     given.filter(harmless).map_or_else(|| ids::id("req_"), str::to_owned)
 }
 

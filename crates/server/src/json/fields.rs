@@ -98,7 +98,11 @@ impl<'a> Fields<'a> {
                 self.wrong(name, format_args!("must be a whole number, not {v}"))
             });
         };
-        if (lo..=hi).contains(&n) { Ok(Some(n)) } else { Err(self.wrong(name, format_args!("is {n}; allowed is {lo} to {hi}"))) }
+        if (lo..=hi).contains(&n) {
+            Ok(Some(n))
+        } else {
+            Err(self.wrong(name, format_args!("is {n}; allowed is {lo} to {hi}")))
+        }
     }
 
     /// A limit on tokens: 0 and more; what is larger than any context counts as no limit of its own.

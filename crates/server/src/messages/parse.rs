@@ -116,10 +116,16 @@ fn messages(f: &Fields<'_>, strip: bool) -> Result<Vec<Message>, Fault> {
         Some(Value::Array(_)) => {
             let mut parts = Vec::new();
             for block in f.objects("system")? {
-                let text = block.str("text")?.ok_or_else(|| block.wrong("text", "is missing; system prompts are text"))?;
+                let text =
+                    block.str("text")?.ok_or_else(|| block.wrong("text", "is missing; system prompts are text"))?;
                 parts.push(text);
             }
-            parts.into_iter().map(|t| if strip { stable(t) } else { t }).filter(|t| !t.is_empty()).collect::<Vec<_>>().join("\n\n")
+            parts
+                .into_iter()
+                .map(|t| if strip { stable(t) } else { t })
+                .filter(|t| !t.is_empty())
+                .collect::<Vec<_>>()
+                .join("\n\n")
         }
         _ => f.str("system")?.map(|t| if strip { stable(t) } else { t }).unwrap_or_default().to_owned(),
     };

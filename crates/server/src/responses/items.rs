@@ -73,10 +73,17 @@ impl Reader {
                 Ok(())
             }
             // What the provider's own tools did is of no use to another model.
-            "web_search_call" | "image_generation_call" | "file_search_call" | "code_interpreter_call" | "compaction" => Ok(()),
-            other => Err(f.wrong("type", format_args!(
-                "is {other:?}; known are message, reasoning, function_call, custom_tool_call and their outputs"
-            ))),
+            "web_search_call"
+            | "image_generation_call"
+            | "file_search_call"
+            | "code_interpreter_call"
+            | "compaction" => Ok(()),
+            other => Err(f.wrong(
+                "type",
+                format_args!(
+                    "is {other:?}; known are message, reasoning, function_call, custom_tool_call and their outputs"
+                ),
+            )),
         }
     }
 

@@ -38,7 +38,10 @@ pub async fn create(
 }
 
 fn unknown(id: &str) -> Fault {
-    Fault::new(Kind::NotFound, format!("there is no response {id:?}; they are kept until the server ends, at most a few hundred"))
+    Fault::new(
+        Kind::NotFound,
+        format!("there is no response {id:?}; they are kept until the server ends, at most a few hundred"),
+    )
 }
 
 /// `GET /v1/responses/{id}`.

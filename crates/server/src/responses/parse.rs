@@ -103,7 +103,10 @@ fn earlier(f: &Fields<'_>, store: &Store) -> Result<Vec<Message>, Fault> {
     let Some(id) = f.str("previous_response_id")? else { return Ok(Vec::new()) };
     let kept = store.get(id).ok_or_else(|| Fault {
         kind: Kind::NotFound,
-        ..f.wrong("previous_response_id", format_args!("{id:?} is not known; it was not stored, deleted, or another server's"))
+        ..f.wrong(
+            "previous_response_id",
+            format_args!("{id:?} is not known; it was not stored, deleted, or another server's"),
+        )
     })?;
     let one = |m: &Value| Message { path: "previous_response_id".into(), value: m.clone() };
     Ok(kept.messages.iter().map(one).collect())
@@ -129,7 +132,8 @@ fn choice(f: &Fields<'_>, parsed: &[text::dialect::Tool], tools: &Tools) -> Resu
     {
         return Err(f.wrong("tool_choice", "allowed_tools is not supported; offer only those tools"));
     }
-    let name = f.get("tool_choice").and_then(|c| Some((c.get("name")?.as_str()?, c.get("namespace").and_then(Value::as_str))));
+    let name =
+        f.get("tool_choice").and_then(|c| Some((c.get("name")?.as_str()?, c.get("namespace").and_then(Value::as_str))));
     if let Some((name, namespace)) = name {
         let inside = Tools::inside(name, namespace);
         return crate::chat::chosen(f, ToolChoice::Named(inside), parsed);
@@ -140,5 +144,8 @@ fn choice(f: &Fields<'_>, parsed: &[text::dialect::Tool], tools: &Tools) -> Resu
 
 fn echo(f: &Fields<'_>) -> Map<String, Value> {
     let usual = |text: &str| serde_json::from_str(text).unwrap_or(Value::Null);
-    ECHOED.iter().map(|(name, absent)| ((*name).into(), f.get(name).cloned().unwrap_or_else(|| usual(absent)))).collect()
+    ECHOED
+        .iter()
+        .map(|(name, absent)| ((*name).into(), f.get(name).cloned().unwrap_or_else(|| usual(absent))))
+        .collect()
 }

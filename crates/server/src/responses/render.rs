@@ -299,10 +299,12 @@ impl Render for Responses {
         // Pieces of this step may have begun items; the last item that was known before is found from the pieces' kinds.
         let mut at = self.item_ids.len();
         for piece in &step.pieces {
-            let continues = at > self.closed && at > 0 && matches!(
-                (piece, &a.items[at - 1]),
-                (Piece::Text(_), Item::Text(_)) | (Piece::Reasoning(_), Item::Reasoning(_))
-            );
+            let continues = at > self.closed
+                && at > 0
+                && matches!(
+                    (piece, &a.items[at - 1]),
+                    (Piece::Text(_), Item::Text(_)) | (Piece::Reasoning(_), Item::Reasoning(_))
+                );
             if !continues && !matches!(piece, Piece::CallArgs { .. } | Piece::CallEnd { .. }) {
                 self.close(a, at, out);
                 self.added(a, at, out);

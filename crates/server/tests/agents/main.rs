@@ -17,8 +17,7 @@ const OPENCODE: &str = include_str!("../data/agents/opencode.json");
 const OPENCODE_TITLE: &str = include_str!("../data/agents/opencode_title.json");
 const OPENCLAW: &str = include_str!("../data/agents/openclaw.json");
 const OPEN_WEBUI: &str = include_str!("../data/agents/open_webui.json");
-const ALL: [&str; 9] =
-    [CLAUDE, CLAUDE_COUNT, CODEX, CODEX_PROBE, QWEN, OPENCODE, OPENCODE_TITLE, OPENCLAW, OPEN_WEBUI];
+const ALL: [&str; 9] = [CLAUDE, CLAUDE_COUNT, CODEX, CODEX_PROBE, QWEN, OPENCODE, OPENCODE_TITLE, OPENCLAW, OPEN_WEBUI];
 
 struct Shape {
     path: String,
@@ -131,7 +130,8 @@ fn late_system_messages_keep_their_place_and_the_head_stays_the_same() {
     let rig = looking_for("It has 42 lines.");
     let s = whole(CLAUDE);
     let before = |s: &Shape| {
-        let mut count = Shape { path: "/v1/messages/count_tokens".into(), headers: s.headers.clone(), body: s.body.clone() };
+        let mut count =
+            Shape { path: "/v1/messages/count_tokens".into(), headers: s.headers.clone(), body: s.body.clone() };
         let body = count.body.as_object_mut().unwrap();
         for k in ["max_tokens", "stream", "metadata", "context_management", "output_config"] {
             body.shift_remove(k);
@@ -157,23 +157,24 @@ fn counting_agrees_with_reading_and_takes_no_place() {
         {"when": "stay", "steps": [{"ms": 60000}]}, {"steps": ["yes"]}]});
     let rig = Rig::start(&script.to_string(), |_| {});
     let mut s = whole(CLAUDE);
-    let usage = ok(&rig, &s)["usage"].clone();
+    let rig = &rig;
+    let usage = ok(rig, &s)["usage"].clone();
     let read: u64 = ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"]
         .iter()
         .map(|k| usage[k].as_u64().unwrap_or(0))
         .sum();
     s.path = "/v1/messages/count_tokens?beta=true".into();
+    let count = shape(CLAUDE_COUNT);
     std::thread::scope(|scope| {
         let body = br#"{"model":"m","stream":true,"max_tokens":9,"messages":[{"role":"user","content":"stay"}]}"#;
         let head = format!("POST /v1/messages HTTP/1.1\r\nhost: h\r\ncontent-length: {}\r\n\r\n", body.len());
         let mut stays = std::net::TcpStream::connect(rig.address).unwrap();
         std::io::Write::write_all(&mut stays, &[head.as_bytes(), body].concat()).unwrap();
-        let count = shape(CLAUDE_COUNT);
-        let many: Vec<_> = (0..50).map(|_| scope.spawn(|| ok(&rig, &count)["input_tokens"].as_u64().unwrap())).collect();
+        let many: Vec<_> = (0..50).map(|_| scope.spawn(|| ok(rig, &count)["input_tokens"].as_u64().unwrap())).collect();
         let mut counts: Vec<u64> = many.into_iter().map(|t| t.join().unwrap()).collect();
         counts.dedup();
         assert_eq!(counts.len(), 1, "{counts:?}");
-        assert_eq!(ok(&rig, &s)["input_tokens"].as_u64().unwrap(), read);
+        assert_eq!(ok(rig, &s)["input_tokens"].as_u64().unwrap(), read);
         drop(stays);
     });
     rig.is_idle_soon();
@@ -196,7 +197,9 @@ fn agents_find_out_that_a_server_is_there() {
 #[test]
 fn a_model_too_small_for_an_agent_says_so_in_its_words() {
     let rig = Rig::start(r#"{"context":2048,"answers":[{"steps":["x"]}]}"#, |_| {});
-    for (of, says) in [(CLAUDE, "prompt is too long"), (CODEX, "context_length_exceeded"), (QWEN, "context_length_exceeded")] {
+    for (of, says) in
+        [(CLAUDE, "prompt is too long"), (CODEX, "context_length_exceeded"), (QWEN, "context_length_exceeded")]
+    {
         let (status, said) = send(&rig, &shape(of));
         assert_eq!(status, 400, "{said}");
         assert!(said.contains(says) && said.contains("2048"), "{said}");

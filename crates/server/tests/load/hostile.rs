@@ -28,14 +28,17 @@ fn a_body_beyond_the_limit_is_refused_without_being_kept() {
     let before = resident_bytes();
     for path in PATHS {
         // Said beforehand, and not a byte of it sent.
-        let (status, said) =
-            rig.raw(format!("POST {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: 104857600\r\n\r\n").as_bytes());
+        let (status, said) = rig.raw(
+            format!("POST {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: 104857600\r\n\r\n")
+                .as_bytes(),
+        );
         assert_eq!(status, 413, "{said}");
         is_error(path, status, &said);
         // Not said: in chunks that never end.
         let mut s = TcpStream::connect(rig.address).unwrap();
         s.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        s.write_all(format!("POST {path} HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n").as_bytes()).unwrap();
+        s.write_all(format!("POST {path} HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n").as_bytes())
+            .unwrap();
         let chunk = [b"10000\r\n".as_slice(), &[b' '; 0x10000], b"\r\n"].concat();
         // 100 MB, or until the server hangs up.
         let _ = (0..1600).try_for_each(|_| s.write_all(&chunk));
@@ -67,7 +70,9 @@ fn heads_without_end_are_refused() {
 fn what_is_no_http_is_refused() {
     let rig = rig();
     let mut random = Random::new(1);
-    for junk in [&b"\x16\x03\x01\x02\x00\x01\x00"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0\0\0\0\r\n\r\n", b"GET\r\n\r\n"] {
+    for junk in
+        [&b"\x16\x03\x01\x02\x00\x01\x00"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0\0\0\0\r\n\r\n", b"GET\r\n\r\n"]
+    {
         let (status, said) = rig.raw(&[junk, b"\r\n\r\n"].concat());
         assert!(status == 0 || (400..600).contains(&status), "{junk:?}: {status} {said}");
     }
@@ -110,7 +115,12 @@ fn a_client_that_drips_is_hung_up_on() {
 fn bytes_that_are_no_text_are_refused_by_every_dialect() {
     let rig = rig();
     for path in PATHS {
-        for bad in [&b"{\"messages\":[{\"role\":\"user\",\"content\":\"\xC4\xE3\"}]}"[..], b"\xC0\x80", b"\xFF\xFE{\0}\0", b"{\"input\":\"\xED\xA0\x80\"}"] {
+        for bad in [
+            &b"{\"messages\":[{\"role\":\"user\",\"content\":\"\xC4\xE3\"}]}"[..],
+            b"\xC0\x80",
+            b"\xFF\xFE{\0}\0",
+            b"{\"input\":\"\xED\xA0\x80\"}",
+        ] {
             let (status, said) = rig.post(path, "content-type: application/json\r\n", bad);
             assert_eq!(status, 400, "{path}: {said}");
             is_error(path, status, &said);

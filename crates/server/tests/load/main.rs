@@ -15,7 +15,11 @@ const STUCK: Duration = Duration::from_secs(10);
 
 /// The three dialects: path, body, and what ends a stream.
 const DIALECTS: [(&str, &str, &str); 3] = [
-    ("/v1/chat/completions", r#"{"model":"m","stream":true,"messages":[{"role":"user","content":"go"}]}"#, "data: [DONE]"),
+    (
+        "/v1/chat/completions",
+        r#"{"model":"m","stream":true,"messages":[{"role":"user","content":"go"}]}"#,
+        "data: [DONE]",
+    ),
     (
         "/v1/messages",
         r#"{"model":"m","stream":true,"max_tokens":1000,"messages":[{"role":"user","content":"go"}]}"#,
@@ -43,7 +47,8 @@ fn once(rig: &Rig, random: &mut Random, seen: &Mutex<Seen>) {
         Err(e) => return bad(format!("cannot connect: {e}")),
     };
     stream.set_read_timeout(Some(STUCK)).unwrap();
-    let head = format!("POST {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let head =
+        format!("POST {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     if let Err(e) = (&stream).write_all(head.as_bytes()) {
         return bad(format!("cannot send: {e}"));
     }
@@ -110,7 +115,11 @@ fn load(time: Duration, slowest_first_byte: Duration) {
     let p = |q: usize| seen.first[(seen.first.len() - 1) * q / 100];
     eprintln!(
         "{} finished, {} left, first byte p50 {:?} p99 {:?} max {:?}, memory {:?} MB",
-        seen.finished, seen.left, p(50), p(99), p(100),
+        seen.finished,
+        seen.left,
+        p(50),
+        p(99),
+        p(100),
         held.iter().step_by(held.len().div_ceil(8)).map(|b| b >> 20).collect::<Vec<_>>()
     );
     assert!(seen.finished > CLIENTS && seen.left > seen.finished / 10, "{} {}", seen.finished, seen.left);

@@ -32,7 +32,10 @@ const TEMPLATE: &str = "\
 /// A token for each byte, and a few special ones.
 fn tokenizer() -> Tokenizer {
     let mut tokens: Vec<String> = (0..256).map(|b| format!("<0x{b:02X}>")).collect();
-    tokens.extend(["<unk>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"].map(str::to_owned));
+    tokens.extend(
+        ["<unk>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
+            .map(str::to_owned),
+    );
     let types = (0..tokens.len()).map(|i| if i < 256 { 6 } else { 3 }).collect();
     let vocab = GgufVocab {
         model: "llama",
@@ -61,20 +64,27 @@ impl Rig {
         let backend = Arc::new(script.backend("m", &voice, 256).unwrap());
         let loading = Loading::default();
         loading.ready(Ready { voice, backend });
-        let mut config = Config { listen: ([127, 0, 0, 1], 0).into(), drain: Duration::from_secs(2), ..Config::default() };
+        let mut config =
+            Config { listen: ([127, 0, 0, 1], 0).into(), drain: Duration::from_secs(2), ..Config::default() };
         change(&mut config);
         let (stop, stopped) = oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).max_blocking_threads(16).enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .max_blocking_threads(16)
+                .enable_all()
+                .build()
+                .unwrap();
             runtime.block_on(async {
                 let server = Server::bind(config, loading).await.unwrap();
                 tell.send(server.address()).unwrap();
-                server.run(async {
-                    // A rig that is gone stops as well.
-                    let _ = stopped.await;
-                })
-                .await;
+                server
+                    .run(async {
+                        // A rig that is gone stops as well.
+                        let _ = stopped.await;
+                    })
+                    .await;
             });
         });
         Rig { address: told.recv().unwrap(), stop: Some(stop), thread: Some(thread) }

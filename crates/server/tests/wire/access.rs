@@ -28,7 +28,12 @@ fn a_key_is_needed_where_there_is_one() {
 fn other_machines_need_a_key_unless_told_otherwise() {
     let rt = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let bind = |key: Option<&str>, allow_open| {
-        let config = Config { listen: ([0, 0, 0, 0], 0).into(), api_key: key.map(str::to_owned), allow_open, ..Config::default() };
+        let config = Config {
+            listen: ([0, 0, 0, 0], 0).into(),
+            api_key: key.map(str::to_owned),
+            allow_open,
+            ..Config::default()
+        };
         rt.block_on(Server::bind(config, Loading::default())).map(|_| ())
     };
     assert!(matches!(bind(None, false), Err(Error::Open(_))));
@@ -39,12 +44,18 @@ fn other_machines_need_a_key_unless_told_otherwise() {
 fn pages_from_elsewhere_are_kept_out() {
     let rig = says(&["x"]);
     let body = json!({"messages": [user("hi")]}).to_string();
-    let from = |origin: &str| rig.send("POST", "/v1/chat/completions", &[("origin", origin), ("content-type", "text/plain")], body.as_bytes());
+    let from = |origin: &str| {
+        rig.send("POST", "/v1/chat/completions", &[("origin", origin), ("content-type", "text/plain")], body.as_bytes())
+    };
     assert_eq!(from("https://evil.example").status, 403);
     assert!(rig.prompts().is_empty(), "nothing was generated for it");
     let r = from("http://localhost:3000");
     assert_eq!((r.status, r.header("access-control-allow-origin")), (200, Some("http://localhost:3000")));
-    let ask = [("origin", "http://localhost:3000"), ("access-control-request-method", "POST"), ("access-control-request-headers", "authorization")];
+    let ask = [
+        ("origin", "http://localhost:3000"),
+        ("access-control-request-method", "POST"),
+        ("access-control-request-headers", "authorization"),
+    ];
     let r = rig.send("OPTIONS", "/v1/chat/completions", &ask, b"");
     assert!(r.status == 200 && r.header("access-control-allow-headers") == Some("authorization"), "{r:?}");
 }
@@ -69,7 +80,11 @@ fn what_there_is_to_see() {
     assert_eq!(rig.post("/detokenize", &json!({"tokens": [1e6]})).status, 400);
     rig.chat(json!({})).ok();
     let metrics = rig.get("/metrics");
-    for line in ["snug_generations_total{reason=\"stop\"} 1", "snug_generated_tokens_total 1", "route=\"/v1/chat/completions\",status=\"200\""] {
+    for line in [
+        "snug_generations_total{reason=\"stop\"} 1",
+        "snug_generated_tokens_total 1",
+        "route=\"/v1/chat/completions\",status=\"200\"",
+    ] {
         assert!(metrics.text().contains(line), "{}", metrics.text());
     }
     assert_eq!(rig.get("/nothing").json()["error"]["code"], "not_found");
@@ -107,10 +122,20 @@ fn a_queue_has_places_and_a_limit() {
     until(&|| rig.backend.load().running == 1);
     let second = rig.open("POST", "/v1/chat/completions", &[], body.as_bytes());
     until(&|| rig.backend.load().waiting == 1);
-    let phases = || rig.get("/v1/requests").ok()["requests"].as_array().unwrap().iter().map(|r| r["status"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    let phases = || {
+        rig.get("/v1/requests").ok()["requests"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|r| r["status"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
     until(&|| phases() == ["generating", "queued, place 1"]);
     let third = rig.chat(json!({}));
-    assert_eq!((third.status, third.json()["error"]["code"].as_str(), third.header("retry-after")), (503, Some("queue_full"), Some("2")));
+    assert_eq!(
+        (third.status, third.json()["error"]["code"].as_str(), third.header("retry-after")),
+        (503, Some("queue_full"), Some("2"))
+    );
     drop(second);
     until(&|| rig.backend.load().waiting == 0);
     drop(first);

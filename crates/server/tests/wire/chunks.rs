@@ -11,15 +11,60 @@ const PLAIN: &[&str] = &["<|im_start|>", "<|im_end|>"];
 /// Whole and broken outputs in each dialect's own words.
 fn fragments(dialect: &str) -> &'static [&'static str] {
     match dialect {
-        "qwen3" => &["<tool_call>", "</tool_call>", "{\"name\": \"f\", \"arguments\": {\"a\": \"x\"}}", "{\"name\": \"", "<think>", "</think>"],
-        "qwen35" => &["<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>", "<tool_call>", "<function=f>", "</tool_call>", "<think>", "</think>"],
-        "glm" => &["<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>", "<tool_call>f", "<arg_key>", "</arg_value>", "<think>", "</think>"],
-        "deepseek_v4" => &["<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"a\" string=\"true\">x</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>", "<｜DSML｜invoke", "｜DSML｜", "<think>", "</think>"],
-        "minimax_m2" => &["<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"a\">x</parameter>\n</invoke>\n</minimax:tool_call>", "<minimax:tool_call>", "<invoke", "<think>", "</think>"],
-        "gemma4" => &["<|tool_call>call:f{a:<|\"|>x<|\"|>}<tool_call|>", "<|tool_call>call:", "<|\"|>", "<|channel>thought\n", "<channel|>"],
+        "qwen3" => &[
+            "<tool_call>",
+            "</tool_call>",
+            "{\"name\": \"f\", \"arguments\": {\"a\": \"x\"}}",
+            "{\"name\": \"",
+            "<think>",
+            "</think>",
+        ],
+        "qwen35" => &[
+            "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>",
+            "<tool_call>",
+            "<function=f>",
+            "</tool_call>",
+            "<think>",
+            "</think>",
+        ],
+        "glm" => &[
+            "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>",
+            "<tool_call>f",
+            "<arg_key>",
+            "</arg_value>",
+            "<think>",
+            "</think>",
+        ],
+        "deepseek_v4" => &[
+            "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"a\" string=\"true\">x</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+            "<｜DSML｜invoke",
+            "｜DSML｜",
+            "<think>",
+            "</think>",
+        ],
+        "minimax_m2" => &[
+            "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"a\">x</parameter>\n</invoke>\n</minimax:tool_call>",
+            "<minimax:tool_call>",
+            "<invoke",
+            "<think>",
+            "</think>",
+        ],
+        "gemma4" => &[
+            "<|tool_call>call:f{a:<|\"|>x<|\"|>}<tool_call|>",
+            "<|tool_call>call:",
+            "<|\"|>",
+            "<|channel>thought\n",
+            "<channel|>",
+        ],
         "mistral" => &["[TOOL_CALLS]f[ARGS]{\"a\": \"x\"}", "[TOOL_CALLS]", "[ARGS]", "{\"a\"", "[THINK]", "[/THINK]"],
         "llama" => &["{\"name\": \"f\", \"parameters\": {\"a\": \"x\"}}", "<|python_tag|>", "{\"name\"", "; "],
-        "harmony" => &["<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant", "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": \"x\"}<|call|>", "<|channel|>final<|message|>"],
+        "harmony" => &[
+            "<|channel|>analysis<|message|>",
+            "<|end|>",
+            "<|start|>assistant",
+            "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"a\": \"x\"}<|call|>",
+            "<|channel|>final<|message|>",
+        ],
         _ => &["<think>", "</think>", "{}"],
     }
 }
@@ -53,14 +98,20 @@ fn steps(output: &str, cuts: &[usize], markers: &[&str]) -> Vec<Value> {
     out
 }
 
-fn agree(dialect: &'static str, output: &str, cuts: &[usize], markers: &'static [&'static str]) -> Result<(), TestCaseError> {
+fn agree(
+    dialect: &'static str,
+    output: &str,
+    cuts: &[usize],
+    markers: &'static [&'static str],
+) -> Result<(), TestCaseError> {
     let rig = |steps: Vec<Value>| {
         let script = json!({"answers": [{"steps": steps}]});
         Rig::new(Setup { script, dialect: Some(dialect), markers, ..Setup::default() })
     };
     let (cut, whole) = (rig(steps(output, cuts, markers)), rig(vec![output.into()]));
     let tool = json!({"type": "object", "properties": {"a": {"type": "string"}}});
-    let chat = json!({"stop": ["STOP"], "tools": [{"type": "function", "function": {"name": "f", "parameters": tool}}]});
+    let chat =
+        json!({"stop": ["STOP"], "tools": [{"type": "function", "function": {"name": "f", "parameters": tool}}]});
     let responses = json!({"stop": ["STOP"], "tools": [{"type": "function", "name": "f", "parameters": tool}]});
     let messages = json!({"stop_sequences": ["STOP"], "tools": [{"name": "f", "input_schema": tool}]});
     let stream = |b: &Value| with(b.clone(), json!({"stream": true}));
@@ -70,7 +121,11 @@ fn agree(dialect: &'static str, output: &str, cuts: &[usize], markers: &'static 
     };
     same(chat_stream(&cut.chat(stream(&chat))), chat_whole(&whole.chat(chat)), "chat")?;
     same(messages_stream(&cut.messages(stream(&messages))), messages_whole(&whole.messages(messages)), "messages")?;
-    same(responses_stream(&cut.responses(stream(&responses))), responses_whole(&whole.responses(responses)), "responses")
+    same(
+        responses_stream(&cut.responses(stream(&responses))),
+        responses_whole(&whole.responses(responses)),
+        "responses",
+    )
 }
 
 fn cases(dialect: &'static str) {
@@ -94,7 +149,8 @@ every! { qwen3 qwen35 glm deepseek_v4 minimax_m2 gemma4 mistral llama harmony pl
 
 #[test]
 fn every_dialect_has_its_cases() {
-    let have = ["qwen3", "qwen35", "glm", "deepseek_v4", "minimax_m2", "gemma4", "mistral", "llama", "harmony", "plain"];
+    let have =
+        ["qwen3", "qwen35", "glm", "deepseek_v4", "minimax_m2", "gemma4", "mistral", "llama", "harmony", "plain"];
     let mut missing = text::dialect::Dialect::names().filter(|n| !have.contains(n));
     assert_eq!(missing.next(), None);
 }

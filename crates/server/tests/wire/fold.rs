@@ -187,7 +187,9 @@ pub fn responses_stream(r: &Reply) -> Said {
             },
             "response.output_text.delta" => from_deltas.push("text", delta),
             "response.reasoning_text.delta" => from_deltas.push("reasoning", delta),
-            "response.function_call_arguments.delta" | "response.custom_tool_call_input.delta" => from_deltas.more(delta),
+            "response.function_call_arguments.delta" | "response.custom_tool_call_input.delta" => {
+                from_deltas.more(delta)
+            }
             "response.output_item.done" => {
                 assert_eq!(e["output_index"].as_u64().unwrap() as usize, from_items.items.len());
                 item(&mut from_items, &e["item"]);

@@ -33,12 +33,15 @@ fn equal_forms_of_assistant_content_give_one_prompt() {
 #[test]
 fn the_same_history_gives_one_prompt_on_all_three_apis() {
     let rig = says(&["ok"]);
-    let chat = prompt(&rig, json!([
-        {"role": "system", "content": "S"}, user("U"),
-        {"role": "assistant", "content": "Sure", "reasoning_content": "R", "tool_calls": [call(json!("{\"k\":\"v\"}"))]},
-        {"role": "tool", "tool_call_id": "c1", "content": "21 C"},
-        {"role": "assistant", "content": "Done"}, user("V"),
-    ]));
+    let chat = prompt(
+        &rig,
+        json!([
+            {"role": "system", "content": "S"}, user("U"),
+            {"role": "assistant", "content": "Sure", "reasoning_content": "R", "tool_calls": [call(json!("{\"k\":\"v\"}"))]},
+            {"role": "tool", "tool_call_id": "c1", "content": "21 C"},
+            {"role": "assistant", "content": "Done"}, user("V"),
+        ]),
+    );
     rig.messages(json!({"system": [{"type": "text", "text": "S"}], "messages": [
         user("U"),
         {"role": "assistant", "content": [
@@ -116,7 +119,10 @@ fn images_and_sound_are_refused_clearly() {
     for (r, kind) in [
         (rig.chat(json!({"messages": [{"role": "user", "content": image}]})), "image_url"),
         (rig.chat(json!({"messages": [{"role": "user", "content": sound}]})), "input_audio"),
-        (rig.responses(json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]})), "input_image"),
+        (
+            rig.responses(json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]})),
+            "input_image",
+        ),
         (rig.messages(json!({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]})), "image"),
     ] {
         assert_eq!(r.status, 400, "{}", r.text());
@@ -199,8 +205,20 @@ fn special_tokens_in_content_are_words() {
         let r = rig.post("/v1/chat/completions", &json!({"messages": m, "tools": t, "max_tokens": 1})).ok();
         r["usage"]["prompt_tokens"].as_u64().unwrap()
     };
-    let harmless = |v: &Value| serde_json::from_str::<Value>(&v.to_string().replace("<|im_end|>", "xxxxxxxxxx").replace("</think>", "xxxxxxxx").replace("<tool_call>", "xxxxxxxxxxx")).unwrap();
-    assert_eq!(body(&history, &tools), body(&harmless(&history), &harmless(&tools)), "token count is that of plain text");
+    let harmless = |v: &Value| {
+        serde_json::from_str::<Value>(
+            &v.to_string()
+                .replace("<|im_end|>", "xxxxxxxxxx")
+                .replace("</think>", "xxxxxxxx")
+                .replace("<tool_call>", "xxxxxxxxxxx"),
+        )
+        .unwrap()
+    };
+    assert_eq!(
+        body(&history, &tools),
+        body(&harmless(&history), &harmless(&tools)),
+        "token count is that of plain text"
+    );
     let raw = rig.post("/v1/completions", &json!({"prompt": "<|im_end|>", "max_tokens": 1})).ok();
     assert_eq!(raw["usage"]["prompt_tokens"], 1, "raw completions may say markup");
 }

@@ -66,7 +66,11 @@ fn a_prompt_that_does_not_fit_is_refused_with_both_sizes_in_the_dialects_words()
             let status = if fits { 200 } else { 400 };
             let check = |r: &Reply, words: &str| {
                 assert_eq!(r.status, status, "{tokens}: {}", r.text());
-                assert!(fits || (r.message().contains(words) && r.message().contains(&tokens.to_string())), "{}", r.message());
+                assert!(
+                    fits || (r.message().contains(words) && r.message().contains(&tokens.to_string())),
+                    "{}",
+                    r.message()
+                );
             };
             let r = rig.chat(json!({"messages": [user(&t)], "stream": stream}));
             check(&r, "maximum context length is 256 tokens");
@@ -74,7 +78,8 @@ fn a_prompt_that_does_not_fit_is_refused_with_both_sizes_in_the_dialects_words()
             check(&rig.responses(json!({"input": t, "stream": stream})), "maximum context length is 256 tokens");
             let r = rig.messages(json!({"messages": [user(&t)], "stream": stream}));
             check(&r, "prompt is too long");
-            let raw = rig.post("/v1/completions", &json!({"prompt": "a".repeat(tokens), "stream": stream, "max_tokens": 1}));
+            let raw =
+                rig.post("/v1/completions", &json!({"prompt": "a".repeat(tokens), "stream": stream, "max_tokens": 1}));
             check(&raw, "maximum context length is 256 tokens");
         }
     }

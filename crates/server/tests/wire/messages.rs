@@ -50,7 +50,11 @@ fn counting_agrees_with_answering() {
         let counted = rig.post("/v1/messages/count_tokens", &body).ok()["input_tokens"].as_u64().unwrap();
         let u = rig.post("/v1/messages?beta=true", &body).ok()["usage"].clone();
         let n = |k: &str| u[k].as_u64().unwrap();
-        assert_eq!(counted, n("input_tokens") + n("cache_read_input_tokens") + n("cache_creation_input_tokens"), "{body}");
+        assert_eq!(
+            counted,
+            n("input_tokens") + n("cache_read_input_tokens") + n("cache_creation_input_tokens"),
+            "{body}"
+        );
         let r = rig.post("/v1/messages", &with(body, json!({"stream": true})));
         assert_eq!(r.events()[0]["message"]["usage"]["input_tokens"], counted);
     }
@@ -63,14 +67,21 @@ fn counting_agrees_with_answering() {
 fn counting_fifty_times_needs_no_place_while_a_generation_runs() {
     let script = json!({"answers": [{"steps": ["a", {"ms": 60_000}]}]});
     let rig = Rig::new(Setup { script, places: 0, ..Setup::default() });
-    let running = rig.open("POST", "/v1/messages", &[], json!({"max_tokens": 9, "stream": true, "messages": [user("hi")]}).to_string().as_bytes());
+    let running = rig.open(
+        "POST",
+        "/v1/messages",
+        &[],
+        json!({"max_tokens": 9, "stream": true, "messages": [user("hi")]}).to_string().as_bytes(),
+    );
     while rig.backend.load().running == 0 {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     assert_eq!(rig.messages(json!({})).status, 529, "there is no place for another one");
     let body = bodies()[3].clone();
     std::thread::scope(|s| {
-        let all: Vec<_> = (0..50).map(|_| s.spawn(|| rig.post("/v1/messages/count_tokens", &body).ok()["input_tokens"].clone())).collect();
+        let all: Vec<_> = (0..50)
+            .map(|_| s.spawn(|| rig.post("/v1/messages/count_tokens", &body).ok()["input_tokens"].clone()))
+            .collect();
         let counts: Vec<Value> = all.into_iter().map(|t| t.join().unwrap()).collect();
         assert!(counts.iter().all(|c| *c == counts[0]));
     });

@@ -22,21 +22,38 @@ fn refused(rig: &Rig, path: &str, body: &[u8]) -> String {
 fn degenerate_bodies_are_400_in_every_dialect_and_the_next_request_is_fine() {
     let rig = says(&["fine"]);
     for path in ROUTES {
-        for body in ["", "[]", "5", "{:", "\"x\"", "null", &"[".repeat(100_000), &"{\"a\":".repeat(50_000), r#"{"model":"a","model":"b"}"#] {
+        for body in [
+            "",
+            "[]",
+            "5",
+            "{:",
+            "\"x\"",
+            "null",
+            &"[".repeat(100_000),
+            &"{\"a\":".repeat(50_000),
+            r#"{"model":"a","model":"b"}"#,
+        ] {
             refused(&rig, path, body.as_bytes());
         }
         let (field, bad) = match path {
-            "/v1/completions" => ("prompt", vec![json!({}), json!({"prompt": null}), json!({"prompt": 5}), json!({"prompt": [-1]})]),
-            "/v1/responses" => ("input", vec![json!({"input": 7}), json!({"input": [7]}), json!({"input": [{"type": "x"}]})]),
-            _ => ("messages", vec![
-                json!({}),
-                json!({"messages": null}),
-                json!({"messages": []}),
-                json!({"messages": [7]}),
-                json!({"messages": {}}),
-                json!({"messages": [{"content": "x"}]}),
-                json!({"messages": [{"role": "narrator", "content": "x"}]}),
-            ]),
+            "/v1/completions" => {
+                ("prompt", vec![json!({}), json!({"prompt": null}), json!({"prompt": 5}), json!({"prompt": [-1]})])
+            }
+            "/v1/responses" => {
+                ("input", vec![json!({"input": 7}), json!({"input": [7]}), json!({"input": [{"type": "x"}]})])
+            }
+            _ => (
+                "messages",
+                vec![
+                    json!({}),
+                    json!({"messages": null}),
+                    json!({"messages": []}),
+                    json!({"messages": [7]}),
+                    json!({"messages": {}}),
+                    json!({"messages": [{"content": "x"}]}),
+                    json!({"messages": [{"role": "narrator", "content": "x"}]}),
+                ],
+            ),
         };
         for body in bad {
             let body = with(json!({"max_tokens": 5}), body);
@@ -86,7 +103,10 @@ fn a_compressed_body_and_a_missing_content_type() {
 fn bytes_that_are_no_text_are_named_and_errors_are_text() {
     let rig = says(&["fine"]);
     for path in ROUTES {
-        for (bytes, word) in [(&b"{\"messages\":[{\"role\":\"user\",\"content\":\"\xC4\xE3\"}]}"[..], "byte 40"), (b"\xC0\x80", "byte 0")] {
+        for (bytes, word) in [
+            (&b"{\"messages\":[{\"role\":\"user\",\"content\":\"\xC4\xE3\"}]}"[..], "byte 40"),
+            (b"\xC0\x80", "byte 0"),
+        ] {
             assert!(refused(&rig, path, bytes).contains(word));
         }
         let utf16: Vec<u8> = [0xFF, 0xFE].into_iter().chain("{}".encode_utf16().flat_map(u16::to_le_bytes)).collect();
@@ -110,7 +130,9 @@ fn halves_of_surrogate_pairs_are_replaced_in_content_and_refused_in_names() {
             r#"{{"messages":[{{"role":"assistant","tool_calls":[{{"id":"c","function":{{"name":"f"}}}}]}},{{"role":"tool","tool_call_id":"c","content":"{content}"}}]}}"#
         );
         assert_eq!(send("/v1/chat/completions", &tool).status, 200);
-        let named = format!(r#"{{"messages":[{{"role":"user","content":"x"}}],"tools":[{{"type":"function","function":{{"name":"{content}"}}}}]}}"#);
+        let named = format!(
+            r#"{{"messages":[{{"role":"user","content":"x"}}],"tools":[{{"type":"function","function":{{"name":"{content}"}}}}]}}"#
+        );
         assert_eq!(send("/v1/chat/completions", &named).status, 400);
     }
     assert!(rig.prompts().iter().all(|p| p.contains('\u{FFFD}')));
@@ -155,7 +177,16 @@ fn sampling_out_of_range_is_refused_and_clamps_are_as_documented() {
             assert_eq!(r.status, 200, "{body}: {}", r.text());
         }
     }
-    assert_eq!(rig.send("POST", "/v1/chat/completions", &[], br#"{"messages":[{"role":"user","content":"x"}],"temperature":NaN}"#).status, 400);
+    assert_eq!(
+        rig.send(
+            "POST",
+            "/v1/chat/completions",
+            &[],
+            br#"{"messages":[{"role":"user","content":"x"}],"temperature":NaN}"#
+        )
+        .status,
+        400
+    );
 }
 
 #[test]

@@ -35,7 +35,9 @@ fn responses_are_kept_continued_and_deleted() {
 
 #[test]
 fn namespaces_free_form_tools_and_tools_of_the_provider() {
-    let call = |name: &str, arguments: &str| format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>");
+    let call = |name: &str, arguments: &str| {
+        format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
+    };
     let rig = says(&[&call("files__read", "{\"path\": \"x\"}"), &call("patch", "{\"input\": \"*** Begin\\n😀\"}")]);
     let tools = json!([
         {"type": "namespace", "name": "files", "tools": [{"type": "function", "name": "read", "parameters": {"type": "object"}}]},
@@ -44,7 +46,10 @@ fn namespaces_free_form_tools_and_tools_of_the_provider() {
     ]);
     let r = rig.responses(json!({"tools": tools})).ok();
     let c = &r["output"][0];
-    assert_eq!((&c["type"], &c["namespace"], &c["name"], &c["arguments"]), (&json!("function_call"), &json!("files"), &json!("read"), &json!("{\"path\": \"x\"}")));
+    assert_eq!(
+        (&c["type"], &c["namespace"], &c["name"], &c["arguments"]),
+        (&json!("function_call"), &json!("files"), &json!("read"), &json!("{\"path\": \"x\"}"))
+    );
     let s = rig.responses(json!({"tools": tools, "stream": true}));
     assert_eq!(responses_stream(&s).of("call"), ["patch*** Begin\n😀"]);
     let done = s.events().pop().unwrap()["response"]["output"][0].clone();
@@ -72,7 +77,10 @@ fn reasoning_can_be_kept_by_the_client() {
     let rig = says(&["<think>because</think>ok"]);
     let r = rig.responses(json!({"include": ["reasoning.encrypted_content"]})).ok();
     let (item, text) = (&r["output"][0], &r["output"][1]);
-    assert_eq!((&item["type"], &item["content"][0]["text"], &text["content"][0]["text"]), (&json!("reasoning"), &json!("because"), &json!("ok")));
+    assert_eq!(
+        (&item["type"], &item["content"][0]["text"], &text["content"][0]["text"]),
+        (&json!("reasoning"), &json!("because"), &json!("ok"))
+    );
     let mut kept = item.clone();
     kept.as_object_mut().unwrap().remove("content");
     rig.responses(json!({"input": [user("U"), kept, text, user("V")]})).ok();

@@ -44,13 +44,15 @@ fn characters_are_never_cut_and_broken_ones_become_one_replacement() {
 fn ordinary_text_is_not_held_back() {
     let rig = steps(json!(["Hel", "lo", {"ms": 30}, " wor", "ld"]));
     let events = rig.chat(json!({"stream": true})).events();
-    let pieces: Vec<&str> = events.iter().map(|e| str(&e["choices"][0]["delta"]["content"])).filter(|s| !s.is_empty()).collect();
+    let pieces: Vec<&str> =
+        events.iter().map(|e| str(&e["choices"][0]["delta"]["content"])).filter(|s| !s.is_empty()).collect();
     assert!(pieces.len() > 1 && pieces.concat() == "Hello world", "{pieces:?}");
 }
 
 #[test]
 fn an_end_inside_reasoning_is_no_end() {
-    let rig = steps(json!(["<think>", "the format ends with ", {"end": true}, "and so on", "</think>", "ok", {"end": true}]));
+    let rig =
+        steps(json!(["<think>", "the format ends with ", {"end": true}, "and so on", "</think>", "ok", {"end": true}]));
     for said in [chat_whole(&rig.chat(json!({}))), chat_stream(&rig.chat(json!({"stream": true})))] {
         assert_eq!(said.of("reasoning"), ["the format ends with"], "the region is closed and the model goes on");
         assert!(said.text().contains("ok") && said.finish == "stop", "{said:?}");
@@ -66,11 +68,17 @@ fn an_end_inside_reasoning_is_no_end() {
 fn stop_strings_end_the_text_before_them_and_never_leak() {
     let rig = says(&["one STOP two"]);
     let r = rig.chat(json!({"stop": ["STOP", "x"]})).ok();
-    assert_eq!((&r["choices"][0]["message"]["content"], &r["choices"][0]["finish_reason"]), (&json!("one "), &json!("stop")));
+    assert_eq!(
+        (&r["choices"][0]["message"]["content"], &r["choices"][0]["finish_reason"]),
+        (&json!("one "), &json!("stop"))
+    );
     let events = rig.chat(json!({"stop": "STOP", "stream": true})).events();
     assert!(events.iter().all(|e| !str(&e["choices"][0]["delta"]["content"]).contains('S')));
     let r = rig.messages(json!({"stop_sequences": ["STOP"]})).ok();
-    assert_eq!((&r["stop_reason"], &r["stop_sequence"], &r["content"][0]["text"]), (&json!("stop_sequence"), &json!("STOP"), &json!("one ")));
+    assert_eq!(
+        (&r["stop_reason"], &r["stop_sequence"], &r["content"][0]["text"]),
+        (&json!("stop_sequence"), &json!("STOP"), &json!("one "))
+    );
     let last = rig.messages(json!({"stop_sequences": ["STOP"], "stream": true})).events();
     let delta = last.iter().find(|e| e["type"] == "message_delta").unwrap();
     assert_eq!(delta["delta"], json!({"stop_reason": "stop_sequence", "stop_sequence": "STOP"}));
@@ -161,8 +169,12 @@ fn logprobs_come_for_every_token_streamed_and_whole() {
     assert_eq!((&content[0]["token"], &content[0]["bytes"]), (&json!("h"), &json!([104])));
     assert_eq!(content[0]["top_logprobs"].as_array().unwrap().len(), 2);
     assert_eq!(content[1]["bytes"], json!([0xC3]), "half a character has its bytes");
-    let streamed: Vec<Value> = rig.chat(json!({"logprobs": true, "top_logprobs": 2, "stream": true})).events().iter()
-        .flat_map(|e| e["choices"][0]["logprobs"]["content"].as_array().cloned().unwrap_or_default()).collect();
+    let streamed: Vec<Value> = rig
+        .chat(json!({"logprobs": true, "top_logprobs": 2, "stream": true}))
+        .events()
+        .iter()
+        .flat_map(|e| e["choices"][0]["logprobs"]["content"].as_array().cloned().unwrap_or_default())
+        .collect();
     assert_eq!(json!(streamed), *content);
     let r = rig.responses(json!({"include": ["message.output_text.logprobs"], "top_logprobs": 1})).ok();
     assert_eq!(r["output"][0]["content"][0]["logprobs"].as_array().unwrap().len(), 3);
@@ -170,7 +182,10 @@ fn logprobs_come_for_every_token_streamed_and_whole() {
     let c = &c["choices"][0];
     assert_eq!((&c["text"], &c["finish_reason"]), (&json!("ab"), &json!("length")));
     assert_eq!(c["logprobs"]["tokens"], json!(["a", "b"]));
-    assert_eq!((&c["logprobs"]["token_logprobs"][0], c["logprobs"]["token_logprobs"][1].is_number()), (&json!(null), true));
+    assert_eq!(
+        (&c["logprobs"]["token_logprobs"][0], c["logprobs"]["token_logprobs"][1].is_number()),
+        (&json!(null), true)
+    );
     assert_eq!(c["logprobs"]["text_offset"], json!([0, 1]));
 }
 

@@ -21,7 +21,12 @@ fn flat() -> Value {
 }
 
 fn anthropic() -> Value {
-    functions().as_array().unwrap().iter().map(|f| json!({"name": f["name"], "input_schema": f["parameters"]})).collect()
+    functions()
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|f| json!({"name": f["name"], "input_schema": f["parameters"]}))
+        .collect()
 }
 
 /// Names of the calls a choice led to, the same on all three APIs.
@@ -54,9 +59,15 @@ fn names(choice: Option<Value>, responses: Option<Value>, messages: Option<Value
 fn the_choice_of_tools_is_obeyed_on_all_three_apis() {
     let none = || json!({});
     assert_eq!(names(None, None, None, none()), ["now", "later"]);
-    assert_eq!(names(Some(json!("auto")), Some(json!("auto")), Some(json!({"type": "auto"})), none()), ["now", "later"]);
+    assert_eq!(
+        names(Some(json!("auto")), Some(json!("auto")), Some(json!({"type": "auto"})), none()),
+        ["now", "later"]
+    );
     assert!(names(Some(json!("none")), Some(json!("none")), Some(json!({"type": "none"})), none()).is_empty());
-    assert_eq!(names(Some(json!("required")), Some(json!("required")), Some(json!({"type": "any"})), none()), ["now", "later"]);
+    assert_eq!(
+        names(Some(json!("required")), Some(json!("required")), Some(json!({"type": "any"})), none()),
+        ["now", "later"]
+    );
     let named = names(
         Some(json!({"type": "function", "function": {"name": "later"}})),
         Some(json!({"type": "function", "name": "later"})),
@@ -65,7 +76,15 @@ fn the_choice_of_tools_is_obeyed_on_all_three_apis() {
     );
     assert!(!named.is_empty() && named.iter().all(|n| n == "later"), "{named:?}");
     let single = json!({"parallel_tool_calls": false});
-    assert_eq!(names(Some(json!("auto")), Some(json!("auto")), Some(json!({"type": "auto", "disable_parallel_tool_use": true})), single.clone()), ["now"]);
+    assert_eq!(
+        names(
+            Some(json!("auto")),
+            Some(json!("auto")),
+            Some(json!({"type": "auto", "disable_parallel_tool_use": true})),
+            single.clone()
+        ),
+        ["now"]
+    );
     let one = names(
         Some(json!({"type": "function", "function": {"name": "later"}})),
         Some(json!({"type": "function", "name": "later"})),
@@ -90,7 +109,10 @@ fn a_call_that_is_required_has_arguments_its_schema_accepts() {
 fn choices_that_make_no_sense_are_400() {
     let rig = says(&["x"]);
     for (r, word) in [
-        (rig.chat(json!({"tools": openai(), "tool_choice": {"type": "function", "function": {"name": "nope"}}})), "nope"),
+        (
+            rig.chat(json!({"tools": openai(), "tool_choice": {"type": "function", "function": {"name": "nope"}}})),
+            "nope",
+        ),
         (rig.chat(json!({"tools": openai(), "tool_choice": "sometimes"})), "sometimes"),
         (rig.chat(json!({"tool_choice": "required"})), "no tools"),
         (rig.chat(json!({"tool_choice": {"type": "function", "function": {"name": "now"}}})), "no tools"),
@@ -124,7 +146,10 @@ fn schemas_hold_answers_or_are_refused_by_path_and_keyword() {
     for schema in [
         object(json!({"a": {"$ref": "#/$defs/s"}}), json!({"s": {"type": "string"}})),
         object(json!({"a": {"$ref": "#/$defs/n"}}), json!({"n": node})),
-        object(json!({"a": {"$ref": "#/$defs/u/anyOf/0"}}), json!({"u": {"anyOf": [{"type": "string"}, {"type": "integer"}]}})),
+        object(
+            json!({"a": {"$ref": "#/$defs/u/anyOf/0"}}),
+            json!({"u": {"anyOf": [{"type": "string"}, {"type": "integer"}]}}),
+        ),
         time.clone(),
         object(json!({"a": {"type": "array", "items": time}}), json!({})),
         object(json!({"a": {"type": "string", "maxLength": 65536}}), json!({})),
@@ -151,7 +176,8 @@ fn schemas_hold_answers_or_are_refused_by_path_and_keyword() {
 #[test]
 fn an_unsupported_keyword_in_a_tool_is_relaxed() {
     let rig = says(&["<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"x\"}}\n</tool_call>"]);
-    let parameters = json!({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}, "required": ["a"]});
+    let parameters =
+        json!({"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}, "required": ["a"]});
     let tool = json!([{"type": "function", "function": {"name": "f", "parameters": parameters, "strict": true}}]);
     for choice in ["auto", "required"] {
         let said = chat_whole(&rig.chat(json!({"tools": tool, "tool_choice": choice})));
@@ -178,7 +204,8 @@ fn other_formats_are_enforced_too() {
     let matched = text(json!({"regex": "[0-9]{3}"}));
     assert!(matched.len() == 3 && matched.bytes().all(|b| b.is_ascii_digit()), "{matched}");
     assert_eq!(text(json!({"grammar": "start: \"yes\" | \"n\" /[aeiou]/"})), "no");
-    let r = rig.responses(json!({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"enum": ["only"]}}}}));
+    let r =
+        rig.responses(json!({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"enum": ["only"]}}}}));
     assert_eq!(responses_whole(&r).text(), "\"only\"");
     let r = rig.messages(json!({"output_config": {"format": {"type": "json_schema", "schema": {"enum": ["only"]}}}}));
     assert_eq!(messages_whole(&r).text(), "\"only\"");
@@ -189,11 +216,31 @@ fn other_formats_are_enforced_too() {
 /// A tool call in the syntax of every dialect, and what it says.
 fn calls() -> Vec<(&'static str, &'static str, Vec<(&'static str, Value)>)> {
     vec![
-        ("qwen3", "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"put\", \"arguments\": {\"text\": \"😀 \\\"q\\\" \\\\ \\n\", \"n\": 7, \"id\": \"007\"}}\n</tool_call>", both()),
-        ("qwen35", "<tool_call>\n<function=now>\n</function>\n</tool_call>\n<tool_call>\n<function=put>\n<parameter=text>\n😀 \"q\" \\ \n\n</parameter>\n<parameter=n>\n7\n</parameter>\n<parameter=id>\n007\n</parameter>\n</function>\n</tool_call>", both()),
-        ("glm", "<tool_call>now\n</tool_call><tool_call>put\n<arg_key>text</arg_key>\n<arg_value>😀 \"q\" \\ \n</arg_value>\n<arg_key>n</arg_key>\n<arg_value>7</arg_value>\n<arg_key>id</arg_key>\n<arg_value>007</arg_value>\n</tool_call>", both()),
-        ("mistral", "[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]put[ARGS]{\"text\": \"😀 \\\"q\\\" \\\\ \\n\", \"n\": 7, \"id\": \"007\"}", both()),
-        ("harmony", "<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>commentary to=functions.put <|constrain|>json<|message|>{\"text\": \"😀 \\\"q\\\" \\\\ \\n\", \"n\": 7, \"id\": \"007\"}<|call|>", vec![put()]),
+        (
+            "qwen3",
+            "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"put\", \"arguments\": {\"text\": \"😀 \\\"q\\\" \\\\ \\n\", \"n\": 7, \"id\": \"007\"}}\n</tool_call>",
+            both(),
+        ),
+        (
+            "qwen35",
+            "<tool_call>\n<function=now>\n</function>\n</tool_call>\n<tool_call>\n<function=put>\n<parameter=text>\n😀 \"q\" \\ \n\n</parameter>\n<parameter=n>\n7\n</parameter>\n<parameter=id>\n007\n</parameter>\n</function>\n</tool_call>",
+            both(),
+        ),
+        (
+            "glm",
+            "<tool_call>now\n</tool_call><tool_call>put\n<arg_key>text</arg_key>\n<arg_value>😀 \"q\" \\ \n</arg_value>\n<arg_key>n</arg_key>\n<arg_value>7</arg_value>\n<arg_key>id</arg_key>\n<arg_value>007</arg_value>\n</tool_call>",
+            both(),
+        ),
+        (
+            "mistral",
+            "[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]put[ARGS]{\"text\": \"😀 \\\"q\\\" \\\\ \\n\", \"n\": 7, \"id\": \"007\"}",
+            both(),
+        ),
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>think<|end|><|start|>assistant<|channel|>commentary to=functions.put <|constrain|>json<|message|>{\"text\": \"😀 \\\"q\\\" \\\\ \\n\", \"n\": 7, \"id\": \"007\"}<|call|>",
+            vec![put()],
+        ),
     ]
 }
 
@@ -208,17 +255,28 @@ fn both() -> Vec<(&'static str, Value)> {
 #[test]
 fn calls_arrive_whole_and_typed_in_every_dialect_and_api() {
     let parameters = json!({"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}, "id": {"type": "string"}}});
-    let functions = [json!({"name": "now", "parameters": {"type": "object", "properties": {}}}), json!({"name": "put", "parameters": parameters})];
+    let functions = [
+        json!({"name": "now", "parameters": {"type": "object", "properties": {}}}),
+        json!({"name": "put", "parameters": parameters}),
+    ];
     let tools: Value = functions.iter().map(|f| json!({"type": "function", "function": f})).collect();
     let flat: Value = functions.iter().map(|f| with(f.clone(), json!({"type": "function"}))).collect();
-    let schemas: Value = functions.iter().map(|f| json!({"name": f["name"], "input_schema": f["parameters"]})).collect();
+    let schemas: Value =
+        functions.iter().map(|f| json!({"name": f["name"], "input_schema": f["parameters"]})).collect();
     for (dialect, output, right) in calls() {
-        let rig = Rig::new(Setup { dialect: Some(dialect), script: json!({"answers": [{"steps": [output]}]}), ..Setup::default() });
+        let rig = Rig::new(Setup {
+            dialect: Some(dialect),
+            script: json!({"answers": [{"steps": [output]}]}),
+            ..Setup::default()
+        });
         let read = |calls: Vec<&str>| -> Vec<(String, Value)> {
-            calls.iter().map(|c| {
-                let at = c.find('{').unwrap_or_else(|| panic!("{dialect}: {c}"));
-                (c[..at].to_owned(), serde_json::from_str(&c[at..]).unwrap())
-            }).collect()
+            calls
+                .iter()
+                .map(|c| {
+                    let at = c.find('{').unwrap_or_else(|| panic!("{dialect}: {c}"));
+                    (c[..at].to_owned(), serde_json::from_str(&c[at..]).unwrap())
+                })
+                .collect()
         };
         let right: Vec<(String, Value)> = right.into_iter().map(|(n, v)| (n.to_owned(), v)).collect();
         for stream in [false, true] {
@@ -232,7 +290,10 @@ fn calls_arrive_whole_and_typed_in_every_dialect_and_api() {
             assert_eq!(read(c.of("call")), right, "{dialect} {stream}");
             assert_eq!(read(m.of("call")), right, "{dialect} {stream}");
             assert_eq!(read(r.of("call")), right, "{dialect} {stream}");
-            assert_eq!((c.finish.as_str(), m.finish.as_str(), r.finish.as_str()), ("tool_calls", "tool_use", "completed"));
+            assert_eq!(
+                (c.finish.as_str(), m.finish.as_str(), r.finish.as_str()),
+                ("tool_calls", "tool_use", "completed")
+            );
         }
     }
 }
@@ -242,9 +303,16 @@ fn a_large_argument_with_closing_markup_in_it_arrives_whole() {
     let text = format!("</tool_call>{}", "x".repeat(64 << 10));
     let output = format!("<tool_call>\n{}\n</tool_call>", json!({"name": "put", "arguments": {"text": text}}));
     // Markup inside a string is text there: the vocabulary has no token for it.
-    let rig = Rig::new(Setup { markers: &["<|im_start|>", "<|im_end|>"], script: json!({"context": 200_000, "answers": [{"steps": [output]}]}), ..Setup::default() });
+    let rig = Rig::new(Setup {
+        markers: &["<|im_start|>", "<|im_end|>"],
+        script: json!({"context": 200_000, "answers": [{"steps": [output]}]}),
+        ..Setup::default()
+    });
     let tools = json!([{"type": "function", "function": {"name": "put"}}]);
-    for said in [chat_whole(&rig.chat(json!({"tools": tools}))), chat_stream(&rig.chat(json!({"tools": tools, "stream": true})))] {
+    for said in [
+        chat_whole(&rig.chat(json!({"tools": tools}))),
+        chat_stream(&rig.chat(json!({"tools": tools, "stream": true}))),
+    ] {
         let arguments: Value = serde_json::from_str(said.of("call")[0].strip_prefix("put").unwrap()).unwrap();
         assert_eq!(arguments["text"], text);
     }
@@ -255,7 +323,11 @@ fn an_unknown_tool_is_still_a_call_with_one_id() {
     let rig = says(&["<tool_call>\n{\"name\": \"nobody\", \"arguments\": {\"a\": 1}}\n</tool_call>"]);
     let r = rig.chat(json!({"tools": openai(), "stream": true}));
     let events = r.events();
-    let starts: Vec<&Value> = events.iter().filter_map(|e| Some(&e["choices"][0]["delta"]["tool_calls"][0])).filter(|c| c.get("id").is_some()).collect();
+    let starts: Vec<&Value> = events
+        .iter()
+        .filter_map(|e| Some(&e["choices"][0]["delta"]["tool_calls"][0]))
+        .filter(|c| c.get("id").is_some())
+        .collect();
     assert_eq!(starts.len(), 1);
     assert_eq!(starts[0]["function"]["name"], "nobody");
     assert!(chat_stream(&r).finish == "tool_calls");
@@ -281,7 +353,10 @@ fn reasoning_that_talks_about_calls_stays_reasoning() {
     let tools = json!({"tools": openai(), "messages": [user("x")]});
     let said = |output: &str| chat_whole(&says(&[output]).chat(tools.clone()));
     let s = said("<think>I could use `<tool_call>` here.</think>No need.");
-    assert_eq!((s.of("reasoning"), s.text().as_str(), s.finish.as_str()), (vec!["I could use `<tool_call>` here."], "No need.", "stop"));
+    assert_eq!(
+        (s.of("reasoning"), s.text().as_str(), s.finish.as_str()),
+        (vec!["I could use `<tool_call>` here."], "No need.", "stop")
+    );
     let s = said("<think>I will.\n<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>");
     assert_eq!((s.of("reasoning"), s.of("call"), s.finish.as_str()), (vec!["I will."], vec!["now{}"], "tool_calls"));
 }
