@@ -3,15 +3,17 @@
 //! A pass is embed, then for each layer `mix` and `ffn`, then the head for the rows that are asked for. Decode passes
 //! of models whose experts are resident run inside a device graph, which forbids the host to touch the device in them.
 
+use crate::draft::Behind;
 use crate::error::{Error, Result};
-use crate::plan::{limits, pick_bytes};
+use crate::machine::Watch;
+use crate::plan::{limits, pick_bytes, side_bytes, streams};
 use checkpoint::Checkpoint;
 use device::{Act, Device, GraphKey, Region, RowClass, Rows, View};
-use memory::{Class, Component, Ledger, Plan, Reservation, Residency, Tier};
-use model::{Carry, Cx, Family};
+use memory::{Class, Component, KvSpec, Ledger, Plan, Reservation, Residency, Tier, TierUsage};
+use model::{Carry, Cx, Drafter, Family};
 use state::{SeqId, Span, State};
 use std::sync::atomic::{AtomicBool, Ordering};
-use weights::{Bound, ExpertSource, Progress, Resident, Weights};
+use weights::{Bound, ExpertSource, Progress, Resident, RowReader, Weights};
 
 /// The operands of one pass over a step's rows.
 pub(crate) struct Pass<'a> {
@@ -21,8 +23,14 @@ pub(crate) struct Pass<'a> {
     pub rows: &'a Rows,
     /// `i32[m, 1]` indices of the rows whose logits are wanted.
     pub pick: Option<View>,
+    /// `f32[n, width]`: what was read for the rows' ids.
+    pub side: Option<View>,
     /// Whether the pass may be captured.
     pub graph: bool,
+    /// Who follows the pass in order to draft behind it.
+    pub drafter: Option<&'a dyn Drafter>,
+    /// Where the drafter's logits of all rows go, where they are wanted now.
+    pub foretold: Option<View>,
 }
 
 /// Runs a pass; returns the logits `[m, vocab]`, read back, or `None` where no rows are picked or nothing can be read
@@ -34,7 +42,7 @@ pub(crate) fn pass(dev: &mut dyn Device, p: Pass, experts: &mut dyn ExpertSource
         let streams = (0..carry.streams)
             .map(|_| dev.take(Region::Step, Act::F32, p.rows.n, carry.width))
             .collect::<Result<_, _>>()?;
-        let mut x = Carry { streams };
+        let mut x = Carry { streams, side: p.side };
         let logits = p.pick.map(|v| dev.take(Region::Step, Act::F32, v.rows, spec.vocab)).transpose()?;
         let key = GraphKey { rows: p.rows.n, seqs: p.rows.seqs };
         let mut body = |dev: &mut dyn Device| layers(dev, &p, &mut x, logits, experts);
@@ -62,7 +70,48 @@ fn layers(
     if let (Some(pick), Some(logits)) = (p.pick, logits) {
         p.family.head(&mut cx, p.rows, pick, x, logits)?;
     }
-    Ok(())
+    match p.drafter {
+        Some(d) => Ok(cx.scope(|cx| crate::draft::follow(cx, d, p.rows, x, p.foretold, experts))?),
+        None => Ok(()),
+    }
+}
+
+/// The reader of a family's side table, and where its rows go: one address for every step.
+struct SideRows {
+    reader: RowReader,
+    to: View,
+    ids: Vec<u32>,
+    values: Vec<f32>,
+}
+
+impl SideRows {
+    fn new(
+        family: &dyn Family,
+        ck: &Checkpoint,
+        bounds: &[Bound],
+        plan: &Plan,
+        ledger: &Ledger,
+        dev: &mut dyn Device,
+    ) -> Result<Option<Self>> {
+        let Some(side) = family.side() else { return Ok(None) };
+        let table = bounds.iter().find(|b| b.id == side.table);
+        let missing = || weights::Error::NotLoaded("the table of per-layer embeddings".into());
+        let reader = RowReader::new(ck, table.ok_or_else(missing)?)?;
+        let paid =
+            ledger.reserve_planned(Tier::Host, Class::Workspace, "per-layer embeddings", side_bytes(family, plan))?;
+        let to = View::dense(dev.alloc(paid)?, Act::F32, limits(plan).rows, side.width);
+        Ok(Some(SideRows { reader, to, ids: Vec::new(), values: Vec::new() }))
+    }
+    /// Reads and uploads the rows of a step's ids.
+    fn fill(&mut self, dev: &mut dyn Device, spans: &[Span]) -> Result<View> {
+        self.ids.clear();
+        spans.iter().for_each(|s| self.ids.extend_from_slice(s.ids));
+        self.values.resize(self.ids.len() * self.reader.cols() as usize, 0.0);
+        self.reader.read(&self.ids, &mut self.values)?;
+        let to = self.to.rows(0, self.ids.len() as u32);
+        dev.write_f32(to, &self.values)?;
+        Ok(to)
+    }
 }
 
 /// Which rows of a prefill give logits.
@@ -81,11 +130,16 @@ pub struct Executor {
     /// Takes the place of the weights' own source of experts, in tests of arrival order.
     arrivals: Option<Box<dyn ExpertSource + Send>>,
     state: State,
+    /// A second history, where the plan has one.
+    beside: Option<State>,
     dev: Box<dyn Device>,
     ledger: Ledger,
+    watch: Watch,
     plan: Plan,
-    /// `i32[rows, 1]` at a fixed address: every row, where all of them give logits.
+    /// `i32[rows, 1]` at a fixed address: every row, where all of them give logits; the token of a draft.
     pick: View,
+    /// Rows of a table that are read from the file for a step's ids.
+    side: Option<SideRows>,
     /// What pays for the device's arena.
     _workspace: Reservation,
 }
@@ -104,14 +158,35 @@ impl Executor {
         on_progress: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
         let ledger = Ledger::new(&[(Tier::Host, plan.guard)]);
+        ledger.allow(Tier::Host, plan.allowance);
+        let watch = Watch::begin(ledger.clone());
         let arena = plan.workspace.step + plan.workspace.carry;
-        let workspace = ledger.reserve(Tier::Host, Class::Workspace, "workspace", arena)?;
-        let leased = |c: Component| plan.weights.iter().any(|w| w.component == c && w.residency == Residency::Leased);
-        let weights = Weights::open(ck, bounds, |c| !leased(c), &ledger, dev.as_mut(), on_progress)?;
-        let state = State::new(&family.state(&plan.kv), limits(&plan), &ledger, dev.as_mut())?;
-        let paid = ledger.reserve(Tier::Host, Class::Workspace, "row choice", pick_bytes(&plan))?;
+        let workspace = ledger.reserve_planned(Tier::Host, Class::Workspace, "workspace", arena)?;
+        let absent = |r| matches!(r, Residency::Leased | Residency::RowRead);
+        let loaded = |c: Component| !plan.weights.iter().any(|w| w.component == c && absent(w.residency));
+        let weights = Weights::open(ck, bounds, loaded, &ledger, dev.as_mut(), on_progress)?;
+        let all = |kv: &[KvSpec]| streams(family.as_ref(), kv, plan.draft);
+        let mut history = |kv: &[KvSpec]| State::new(&all(kv), limits(&plan), &ledger, dev.as_mut());
+        let state = history(&plan.kv)?;
+        let beside = if plan.beside.is_empty() { None } else { Some(history(&plan.beside)?) };
+        let paid = ledger.reserve_planned(Tier::Host, Class::Workspace, "row choice", pick_bytes(&plan))?;
         let pick = View::dense(dev.alloc(paid)?, Act::I32, limits(&plan).rows, 1);
-        Ok(Executor { family, weights, arrivals: None, state, dev, ledger, plan, pick, _workspace: workspace })
+        let side = SideRows::new(family.as_ref(), ck, bounds, &plan, &ledger, dev.as_mut())?;
+        let arrivals = None;
+        Ok(Executor {
+            family,
+            weights,
+            arrivals,
+            state,
+            beside,
+            dev,
+            ledger,
+            watch,
+            plan,
+            pick,
+            side,
+            _workspace: workspace,
+        })
     }
     /// What it serves.
     pub fn family(&self) -> &dyn Family {
@@ -125,6 +200,22 @@ impl Executor {
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
+    /// What the host's memory is used for, as it is now.
+    pub fn usage(&self) -> TierUsage {
+        self.watch.look();
+        self.ledger.usage().remove(&Tier::Host).unwrap_or_default()
+    }
+    /// Runs `f` on the second history in place of the first. Sequences belong to the history they were opened on.
+    ///
+    /// # Errors
+    /// [`Error::NoSecondHistory`] where the plan has none; those of `f`.
+    pub fn beside<R>(&mut self, f: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        let second = self.beside.take().ok_or(Error::NoSecondHistory)?;
+        let first = std::mem::replace(&mut self.state, second);
+        let done = f(self);
+        self.beside = Some(std::mem::replace(&mut self.state, first));
+        done
+    }
     /// The device.
     pub fn device(&mut self) -> &mut dyn Device {
         self.dev.as_mut()
@@ -133,16 +224,22 @@ impl Executor {
     pub fn set_arrivals(&mut self, wrap: impl FnOnce(&weights::ResidentExperts) -> Box<dyn ExpertSource + Send>) {
         self.arrivals = Some(wrap(self.weights.experts()));
     }
-    /// A new, empty sequence.
+    /// A new, empty sequence. It may grow to the plan's context whatever comes.
     ///
     /// # Errors
-    /// When all places are taken.
+    /// When all places are taken; and beside another sequence, when the process holds more than the plan allowed for
+    /// and what is left is less than the history of a full sequence.
     pub fn open(&mut self) -> Result<SeqId> {
+        self.watch.look();
         Ok(self.state.open()?)
     }
-    /// Lets a sequence go.
+    /// Lets a sequence go, and the memory of pages that nobody owns then, all but one slab for who comes next.
+    ///
+    /// # Errors
+    /// Those of the state.
     pub fn close(&mut self, s: SeqId) -> Result<()> {
-        Ok(self.state.close(s)?)
+        self.state.close(s)?;
+        Ok(self.state.trim(self.dev.as_mut(), 1)?)
     }
     /// Gives a sequence `n` positions of seeded random history, without computing anything.
     ///
@@ -209,6 +306,92 @@ impl Executor {
         Ok(logits)
     }
 
+    /// Up to `n` tokens that the predictor expects behind `first`, which itself is behind what the sequence has.
+    /// `choose` picks one from each draft's logits, or ends the drafting. Nothing is appended.
+    ///
+    /// # Errors
+    /// [`Error::NoDrafter`] where the plan has none; those of state and device.
+    pub fn draft(
+        &mut self,
+        seq: SeqId,
+        first: u32,
+        n: u32,
+        choose: &mut dyn FnMut(&[f32]) -> Option<u32>,
+    ) -> Result<Vec<u32>> {
+        let Some(drafter) = self.family.drafter().filter(|_| self.plan.draft > 0) else { return Err(Error::NoDrafter) };
+        let n = n.min(self.plan.draft).min(self.plan.context.saturating_sub(self.state.len(seq)?));
+        if n == 0 {
+            return Ok(Vec::new());
+        }
+        self.dev.step_begins(RowClass::Few);
+        let ids = vec![first; n as usize];
+        let append = self.state.reserve(self.dev.as_mut(), RowClass::Few, &[Span { seq, ids: &ids }])?;
+        let rows = self.state.rows(&append, 0..n)?;
+        let (resident, own) = self.weights.split();
+        let experts: &mut dyn ExpertSource = match &mut self.arrivals {
+            Some(a) => a.as_mut(),
+            None => own,
+        };
+        let spec = self.family.spec();
+        let behind = Behind { drafter, hidden: spec.hidden, vocab: spec.vocab, rows, id: self.pick.rows(0, 1) };
+        let done = behind.draft(self.dev.as_mut(), (resident, &self.state), first, experts, choose);
+        self.dev.step_ends();
+        self.state.rollback(append)?;
+        done
+    }
+
+    /// Appends a prompt and gives, beside the logits of every row, those of the predictor: its row t has the token at t
+    /// and the model's hidden state before it, and is about the token at t + 1. Row 0 has no such state and means nothing.
+    ///
+    /// The plan must have been asked for the logits of every row.
+    ///
+    /// # Errors
+    /// [`Error::NoDrafter`] where the plan has none; those of state and device.
+    pub fn foretell(&mut self, seq: SeqId, ids: &[u32]) -> Result<(Vec<f32>, Vec<f32>)> {
+        let Some(drafter) = self.family.drafter().filter(|_| self.plan.draft > 0) else { return Err(Error::NoDrafter) };
+        let (mut all, mut ahead) = (Vec::new(), Vec::new());
+        for part in ids.chunks(self.plan.chunk as usize) {
+            let (n, vocab) = (part.len() as u32, self.family.spec().vocab);
+            let bytes = n as u64 * vocab as u64 * 4;
+            let paid = self.ledger.reserve(Tier::Host, Class::Workspace, "predictions", bytes)?;
+            let out = View::dense(self.dev.alloc(paid)?, Act::F32, n, vocab);
+            self.dev.step_begins(RowClass::Many);
+            let spans = [Span { seq, ids: part }];
+            let append = self.state.reserve(self.dev.as_mut(), RowClass::Many, &spans)?;
+            let rows = self.state.rows(&append, 0..n)?;
+            let side = self.side.as_mut().map(|s| s.fill(self.dev.as_mut(), &spans)).transpose()?;
+            self.dev.write_i32(self.pick.rows(0, n), &(0..n as i32).collect::<Vec<_>>())?;
+            let (resident, own) = self.weights.split();
+            let p = Pass {
+                family: self.family.as_ref(),
+                resident,
+                state: &self.state,
+                rows: &rows,
+                pick: Some(self.pick.rows(0, n)),
+                side,
+                graph: false,
+                drafter: Some(drafter),
+                foretold: Some(out),
+            };
+            let done = pass(self.dev.as_mut(), p, own);
+            self.dev.step_ends();
+            let read = done.and_then(|logits| Ok((logits, self.dev.read_f32(out)?)));
+            self.dev.free(out.buf)?;
+            match read {
+                Ok((logits, drafts)) => {
+                    self.state.commit(append, &[n])?;
+                    all.extend(logits.unwrap_or_default());
+                    ahead.extend(drafts);
+                }
+                Err(e) => {
+                    self.state.rollback(append)?;
+                    return Err(e);
+                }
+            }
+        }
+        Ok((all, ahead))
+    }
+
     fn step(&mut self, class: RowClass, spans: &[Span], wanted: Wanted, accepted: &[u32]) -> Result<Option<Vec<f32>>> {
         self.run(class, spans, wanted, |_| accepted.to_vec())
     }
@@ -217,7 +400,8 @@ impl Executor {
         self.dev.step_begins(RowClass::Many);
         let append = self.state.reserve(self.dev.as_mut(), RowClass::Many, spans)?;
         let rows = self.state.rows(&append, 0..append.n())?;
-        self.finish(append, rows, None, |_| accepted.to_vec())
+        let side = self.read_side(spans)?;
+        self.finish(append, rows, None, side, |_| accepted.to_vec())
     }
 
     fn run(
@@ -239,7 +423,14 @@ impl Executor {
                 pick
             }
         };
-        self.finish(append, rows, Some(pick), accept)
+        let side = self.read_side(spans)?;
+        self.finish(append, rows, Some(pick), side, accept)
+    }
+
+    /// Reads what the ids of a step need beside their embeddings, never inside a graph.
+    fn read_side(&mut self, spans: &[Span]) -> Result<Option<View>> {
+        let Some(side) = &mut self.side else { return Ok(None) };
+        side.fill(self.dev.as_mut(), spans).map(Some)
     }
 
     fn finish(
@@ -247,6 +438,7 @@ impl Executor {
         append: state::Append,
         rows: Rows,
         pick: Option<View>,
+        side: Option<View>,
         accept: impl FnOnce(&[f32]) -> Vec<u32>,
     ) -> Result<Option<Vec<f32>>> {
         let (resident, own) = self.weights.split();
@@ -255,7 +447,10 @@ impl Executor {
             Some(a) => a.as_mut(),
             None => own,
         };
-        let p = Pass { family: self.family.as_ref(), resident, state: &self.state, rows: &rows, pick, graph };
+        let family = self.family.as_ref();
+        let drafter = family.drafter().filter(|_| self.plan.draft > 0);
+        let foretold = None;
+        let p = Pass { family, resident, state: &self.state, rows: &rows, pick, side, graph, drafter, foretold };
         let done = pass(self.dev.as_mut(), p, experts);
         self.dev.step_ends();
         match done {

@@ -5,21 +5,24 @@
 
 mod conversation;
 mod decode;
+pub mod draft;
 mod error;
 mod executor;
+pub mod figures;
 mod generate;
 pub mod machine;
 mod mask;
 pub mod open;
+pub mod perplexity;
 pub mod plan;
 mod sampler;
 
 pub use conversation::{Conversation, Reread, Turn};
-pub use decode::{AtEnd, Decoded, Decoding, Step, check, decode};
+pub use decode::{AtEnd, Decoded, Decoding, Step, decode};
 pub use error::{Error, Result};
 pub use executor::{Executor, Wanted};
 pub use generate::{Answer, Event, Finish, Request, generate};
 pub use open::{Model, OpenOptions};
-pub use plan::{Ask, Backend, Refusal, plan};
+pub use plan::{Ask, Backend, Context, Refusal, plan};
 pub use sampler::{Choice, Logprob, Sampler, Sampling, argmax};
 pub use state::SeqId;

@@ -4,7 +4,9 @@ use proptest::prelude::*;
 use serde_json::Value;
 use server::fuzzing;
 
-const BODIES: [(&str, fn(&[u8])); 6] = [
+type Reader = fn(&[u8]);
+
+const BODIES: [(&str, Reader); 6] = [
     (include_str!("data/agents/claude_code.json"), fuzzing::messages),
     (include_str!("data/agents/codex.json"), fuzzing::responses),
     (include_str!("data/agents/qwen_code.json"), fuzzing::chat),

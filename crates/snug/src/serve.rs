@@ -1,7 +1,7 @@
 //! Joins the server with the engine: a loaded model as a backend.
 
 use engine::open::{self, Opened};
-use engine::{AtEnd, Choice, Decoding, Executor, Finish, Model, OpenOptions, SeqId, Step, decode};
+use engine::{Choice, Decoding, Executor, Finish, Model, OpenOptions, SeqId, Step, decode};
 use memory::Plan;
 use serde_json::{Value, json};
 use server::backend::{Done, Event, Facts, Failure, Job, Reason, Reporter, Sampling, Token};
@@ -134,7 +134,7 @@ impl Run for Engine {
             max_tokens: job.max_tokens,
             constraint: job.constraint,
             is_end: &is_end,
-            at_end: job.at_end.map(|f| f as AtEnd),
+            at_end: job.at_end,
             prompt_logprobs: job.prompt_logprobs,
         };
         let made = decode(&mut self.exec, seq, decoding, to.flag(), &mut |step| {
@@ -171,7 +171,7 @@ fn failure(e: &engine::Error) -> Failure {
     let what = e.to_string();
     match e {
         E::BadParameter { name, value, range } => {
-            Failure::Request { field: Some(name), what: format!("is {value}; allowed is {range}") }
+            Failure::Request { field: Some(*name), what: format!("is {value}; allowed is {range}") }
         }
         E::PromptTooLong { .. } | E::EmptyPrompt | E::BadToken { .. } => Failure::Request { field: None, what },
         _ => Failure::Internal(what),

@@ -16,7 +16,32 @@ macro_rules! table {
         )),*];
     };
 }
-table!["llama-a", "llama-b", "qwen2-a", "qwen3_5_moe-a", "qwen3_5_moe-b"];
+table![
+    "llama-a",
+    "llama-b",
+    "qwen2-a",
+    "qwen3-a",
+    "qwen3-b",
+    "qwen3_5-a",
+    "qwen3_5-b",
+    "qwen3_5_moe-a",
+    "qwen3_5_moe-b",
+    "qwen3_moe-a",
+    "qwen3_moe-b",
+    "qwen3_next-a",
+    "qwen3_next-b",
+    "gpt_oss-a",
+    "gpt_oss-b",
+    "gemma3-a",
+    "gemma3-b",
+    "gemma4-a",
+    "gemma4_moe-a",
+    "gemma4_moe-b",
+    "gemma4_e-a",
+    "gemma4_e-b",
+    "glm4_moe-a",
+    "glm4_moe-b",
+];
 
 /// A described model.
 #[derive(Debug, Clone)]

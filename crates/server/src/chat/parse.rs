@@ -144,7 +144,9 @@ pub fn tool_choice(f: &Fields<'_>, tools: &[Tool]) -> Result<ToolChoice, Fault> 
             }
         }
         Some(other) => {
-            return Err(f.wrong("tool_choice", format_args!("must be a string or an object, not {}", json::kind(other))));
+            return Err(
+                f.wrong("tool_choice", format_args!("must be a string or an object, not {}", json::kind(other)))
+            );
         }
     };
     chosen(f, choice, tools)

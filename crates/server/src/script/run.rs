@@ -135,18 +135,11 @@ impl Runner {
     }
 
     fn way_out(&self, m: &mut Matcher) -> Result<Option<u32>, Failure> {
-        let forced = m.forced_text();
         let mask = m.mask().map_err(internal)?.to_vec();
         let t = &self.voice.tokenizer;
         let allowed = |id: &u32| mask.get(*id as usize / 32).is_some_and(|w| w >> (id % 32) & 1 == 1) && !t.is_eog(*id);
         let all = || (0..t.vocab_size()).filter(allowed);
         let bytes = |id: u32| t.token_bytes(id).unwrap_or_default();
-        if !forced.is_empty() {
-            let begins = |id: &u32| !bytes(*id).is_empty() && forced.as_bytes().starts_with(bytes(*id));
-            if let Some(id) = all().filter(begins).max_by_key(|id| bytes(*id).len()) {
-                return Ok(Some(id));
-            }
-        }
         let way = WAYS_OUT.iter().find_map(|w| all().find(|id| bytes(*id) == w.as_bytes()));
         Ok(way.or_else(|| all().find(|id| !bytes(*id).is_empty())))
     }

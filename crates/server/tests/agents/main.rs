@@ -170,7 +170,8 @@ fn counting_agrees_with_reading_and_takes_no_place() {
         let head = format!("POST /v1/messages HTTP/1.1\r\nhost: h\r\ncontent-length: {}\r\n\r\n", body.len());
         let mut stays = std::net::TcpStream::connect(rig.address).unwrap();
         std::io::Write::write_all(&mut stays, &[head.as_bytes(), body].concat()).unwrap();
-        let many: Vec<_> = (0..50).map(|_| scope.spawn(|| ok(rig, &count)["input_tokens"].as_u64().unwrap())).collect();
+        let many: Vec<_> =
+            (0..50).map(|_| scope.spawn(|| ok(&rig, &count)["input_tokens"].as_u64().unwrap())).collect();
         let mut counts: Vec<u64> = many.into_iter().map(|t| t.join().unwrap()).collect();
         counts.dedup();
         assert_eq!(counts.len(), 1, "{counts:?}");

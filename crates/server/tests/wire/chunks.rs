@@ -19,7 +19,7 @@ fn fragments(dialect: &str) -> &'static [&'static str] {
             "<think>",
             "</think>",
         ],
-        "qwen35" => &[
+        "qwen3.5" => &[
             "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>",
             "<tool_call>",
             "<function=f>",
@@ -35,14 +35,14 @@ fn fragments(dialect: &str) -> &'static [&'static str] {
             "<think>",
             "</think>",
         ],
-        "deepseek_v4" => &[
+        "deepseek-v4" => &[
             "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"a\" string=\"true\">x</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
             "<｜DSML｜invoke",
             "｜DSML｜",
             "<think>",
             "</think>",
         ],
-        "minimax_m2" => &[
+        "minimax-m2" => &[
             "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"a\">x</parameter>\n</invoke>\n</minimax:tool_call>",
             "<minimax:tool_call>",
             "<invoke",
@@ -142,15 +142,27 @@ fn cases(dialect: &'static str) {
 }
 
 macro_rules! every {
-    ($($dialect:ident)*) => { $( #[test] fn $dialect() { cases(stringify!($dialect)) } )* };
+    ($($test:ident $dialect:literal)*) => {
+        $( #[test] fn $test() { cases($dialect) } )*
+
+        #[test]
+        fn every_dialect_has_its_cases() {
+            let have = [$($dialect),*];
+            let mut missing = text::dialect::Dialect::names().filter(|n| !have.contains(n));
+            assert_eq!(missing.next(), None);
+        }
+    };
 }
 
-every! { qwen3 qwen35 glm deepseek_v4 minimax_m2 gemma4 mistral llama harmony plain }
-
-#[test]
-fn every_dialect_has_its_cases() {
-    let have =
-        ["qwen3", "qwen35", "glm", "deepseek_v4", "minimax_m2", "gemma4", "mistral", "llama", "harmony", "plain"];
-    let mut missing = text::dialect::Dialect::names().filter(|n| !have.contains(n));
-    assert_eq!(missing.next(), None);
+every! {
+    qwen3 "qwen3"
+    qwen35 "qwen3.5"
+    glm "glm"
+    deepseek_v4 "deepseek-v4"
+    minimax_m2 "minimax-m2"
+    gemma4 "gemma4"
+    mistral "mistral"
+    llama "llama"
+    harmony "harmony"
+    plain "plain"
 }

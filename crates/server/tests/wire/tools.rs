@@ -214,7 +214,10 @@ fn other_formats_are_enforced_too() {
 }
 
 /// A tool call in the syntax of every dialect, and what it says.
-fn calls() -> Vec<(&'static str, &'static str, Vec<(&'static str, Value)>)> {
+/// A dialect, what a model writes in it, and the calls that are read from it.
+type Written = (&'static str, &'static str, Vec<(&'static str, Value)>);
+
+fn calls() -> Vec<Written> {
     vec![
         (
             "qwen3",
@@ -222,7 +225,7 @@ fn calls() -> Vec<(&'static str, &'static str, Vec<(&'static str, Value)>)> {
             both(),
         ),
         (
-            "qwen35",
+            "qwen3.5",
             "<tool_call>\n<function=now>\n</function>\n</tool_call>\n<tool_call>\n<function=put>\n<parameter=text>\n😀 \"q\" \\ \n\n</parameter>\n<parameter=n>\n7\n</parameter>\n<parameter=id>\n007\n</parameter>\n</function>\n</tool_call>",
             both(),
         ),
@@ -325,7 +328,7 @@ fn an_unknown_tool_is_still_a_call_with_one_id() {
     let events = r.events();
     let starts: Vec<&Value> = events
         .iter()
-        .filter_map(|e| Some(&e["choices"][0]["delta"]["tool_calls"][0]))
+        .map(|e| &e["choices"][0]["delta"]["tool_calls"][0])
         .filter(|c| c.get("id").is_some())
         .collect();
     assert_eq!(starts.len(), 1);

@@ -8,6 +8,8 @@ mod inspect;
 mod launch;
 mod list;
 mod logits;
+mod perplexity;
+mod plan;
 mod profile;
 mod quantize;
 mod run;
@@ -38,6 +40,8 @@ pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
         Command::Doctor(a) => doctor::run(&a),
         Command::List(a) => list::run(&a),
         Command::Bench(a) => bench::run(&a, v),
+        Command::Plan(a) => plan::run(&a),
+        Command::Perplexity(a) => perplexity::run(&a, v),
         Command::Serve(a) => serve::run(&a, v),
     }
 }

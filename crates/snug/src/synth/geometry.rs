@@ -15,10 +15,26 @@ struct Geometry {
     config: fn() -> Value,
 }
 
-const ALL: [Geometry; 3] = [
+const ALL: &[Geometry] = &[
     Geometry { name: "smollm2-135m", config: smollm2_135m },
     Geometry { name: "llama-3.2-1b", config: llama_3_2_1b },
+    Geometry { name: "qwen3-30b-a3b", config: qwen3_30b_a3b },
+    Geometry { name: "qwen3-next-80b-a3b", config: qwen3_next_80b_a3b },
+    Geometry { name: "qwen3.8-27b", config: qwen3_8_27b },
     Geometry { name: "qwen3.6-35b-a3b", config: qwen3_6_35b_a3b },
+    Geometry { name: "gemma4-26b-a4b", config: gemma4_26b_a4b },
+    Geometry { name: "gemma4-31b", config: gemma4_31b },
+    Geometry { name: "gpt-oss-20b", config: || gpt_oss(24, 32) },
+    Geometry { name: "gpt-oss-120b", config: || gpt_oss(36, 128) },
+    Geometry { name: "glm-4.5-air", config: glm_4_5_air },
+];
+
+/// What configurations call the number of routed experts, and how many a row uses.
+const EXPERTS: [(&str, &str); 4] = [
+    ("num_experts", "num_experts_per_tok"),
+    ("num_experts", "top_k_experts"),
+    ("num_local_experts", "num_experts_per_tok"),
+    ("n_routed_experts", "num_experts_per_tok"),
 ];
 
 /// Names of the geometries there are.
@@ -47,26 +63,164 @@ pub fn config(name: &str, resize: &Resize) -> Result<Value, Wrong> {
         return Err(Wrong(format!("there is no geometry '{name}'; there are {}", known.join(", "))));
     };
     let mut c = (g.config)();
-    c["dtype"] = json!("bfloat16");
-    c["eos_token_id"] = json!(SPECIALS[2].0);
-    c["bos_token_id"] = Value::Null;
+    let t = text_config(&mut c);
+    t["dtype"] = json!("bfloat16");
+    t["eos_token_id"] = json!(SPECIALS[2].0);
+    t["bos_token_id"] = Value::Null;
     if let Some(n) = resize.layers {
-        c["num_hidden_layers"] = json!(n);
+        t["num_hidden_layers"] = json!(n);
+        resize_kinds(t, n);
     }
     if let Some(n) = resize.experts {
-        let Some(used) = c["num_experts_per_tok"].as_u64() else {
+        let there = |(count, used): &&(&str, &str)| t[*count].is_u64() && t[*used].is_u64();
+        let Some((count, used)) = EXPERTS.iter().find(there) else {
             return Err(Wrong(format!("{name} has no routed experts, so --experts means nothing for it")));
         };
-        c["num_experts"] = json!(n);
-        c["num_experts_per_tok"] = json!(used.min(n.into()));
+        t[*count] = json!(n);
+        t[*used] = json!(t[*used].as_u64().map(|k| k.min(n.into())));
     }
     if let Some(n) = resize.vocab {
-        c["vocab_size"] = json!(n);
+        t["vocab_size"] = json!(n);
     }
-    match c["vocab_size"].as_u64() {
+    match t["vocab_size"].as_u64() {
         Some(n) if n >= LEAST_VOCAB.into() => Ok(c),
         _ => Err(Wrong(format!("--vocab must be at least {LEAST_VOCAB}: every byte and the tokens of a conversation"))),
     }
+}
+
+/// The language model's part of a configuration.
+pub fn text_config(c: &mut Value) -> &mut Value {
+    if c.get("text_config").is_some() { &mut c["text_config"] } else { c }
+}
+
+/// Kinds of layers follow the number of layers: as they are repeated, the last one as in the real model.
+fn resize_kinds(c: &mut Value, n: u32) {
+    let Some(kinds) = c["layer_types"].as_array().filter(|k| !k.is_empty()) else { return };
+    let mut new: Vec<Value> = kinds.iter().cycle().take(n as usize).cloned().collect();
+    if let (Some(last), Some(real)) = (new.last_mut(), kinds.last()) {
+        last.clone_from(real);
+    }
+    c["layer_types"] = Value::Array(new);
+}
+
+/// Five windowed layers, then a full one.
+fn five_to_one(layers: usize) -> Vec<&'static str> {
+    (1..=layers).map(|l| if l.is_multiple_of(6) { "full_attention" } else { "sliding_attention" }).collect()
+}
+
+/// What the larger Gemma 4 models share.
+fn gemma4(layers: usize, hidden: u32, heads: u32, kv: u32, full_kv: u32, inner: u32) -> Value {
+    json!({
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "vocab_size": 262144,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "layer_types": five_to_one(layers),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_global_key_value_heads": full_kv,
+        "attention_k_eq_v": true,
+        "attention_bias": false,
+        "sliding_window": 1024,
+        "final_logit_softcapping": 30.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "enable_moe_block": false,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1000000.0,
+            },
+            "sliding_attention": { "rope_type": "default", "rope_theta": 10000.0 },
+        },
+        "tie_word_embeddings": true,
+    })
+}
+
+fn gemma4_26b_a4b() -> Value {
+    let mut c = gemma4(30, 2816, 16, 8, 2, 2112);
+    c["enable_moe_block"] = json!(true);
+    c["num_experts"] = json!(128);
+    c["top_k_experts"] = json!(8);
+    c["moe_intermediate_size"] = json!(704);
+    c
+}
+
+fn gemma4_31b() -> Value {
+    gemma4(60, 5376, 32, 16, 4, 21504)
+}
+
+fn gpt_oss(layers: usize, experts: u32) -> Value {
+    let kinds: Vec<_> = ["sliding_attention", "full_attention"].into_iter().cycle().take(layers).collect();
+    json!({
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": layers,
+        "layer_types": kinds,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": experts,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "swiglu_limit": 7.0,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "attention_bias": true,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": false,
+        },
+        "tie_word_embeddings": false,
+    })
+}
+
+fn glm_4_5_air() -> Value {
+    json!({
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "vocab_size": 151552,
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 46,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": true,
+        "routed_scaling_factor": 1.0,
+        "use_qk_norm": false,
+        "attention_bias": true,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": false,
+    })
 }
 
 fn smollm2_135m() -> Value {
@@ -114,6 +268,126 @@ fn llama_3_2_1b() -> Value {
         "attention_bias": false,
         "mlp_bias": false,
         "tie_word_embeddings": true,
+    })
+}
+
+fn qwen3_30b_a3b() -> Value {
+    json!({
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": true,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "rope_scaling": null,
+        "hidden_act": "silu",
+        "attention_bias": false,
+        "use_sliding_window": false,
+        "tie_word_embeddings": false,
+    })
+}
+
+fn qwen3_next_80b_a3b() -> Value {
+    json!({
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "norm_topk_prob": true,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000000.0,
+        "partial_rotary_factor": 0.25,
+        "rope_scaling": null,
+        "hidden_act": "silu",
+        "attention_bias": false,
+        "tie_word_embeddings": false,
+    })
+}
+
+/// Also 3.6 of the same size. With its predictor and its vision tower, as published.
+fn qwen3_8_27b() -> Value {
+    json!({
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "tie_word_embeddings": false,
+        "text_config": {
+            "model_type": "qwen3_5_text",
+            "vocab_size": 248320,
+            "hidden_size": 5120,
+            "intermediate_size": 17408,
+            "num_hidden_layers": 64,
+            "num_attention_heads": 24,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 48,
+            "linear_conv_kernel_dim": 4,
+            "full_attention_interval": 4,
+            "max_position_embeddings": 262144,
+            "rms_norm_eps": 1e-6,
+            "hidden_act": "silu",
+            "attention_bias": false,
+            "attn_output_gate": true,
+            "mamba_ssm_dtype": "float32",
+            "mtp_num_hidden_layers": 1,
+            "mtp_use_dedicated_embeddings": false,
+            "partial_rotary_factor": 0.25,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000000.0,
+                "partial_rotary_factor": 0.25,
+                "mrope_section": [11, 11, 10],
+                "mrope_interleaved": true,
+            },
+            "tie_word_embeddings": false,
+        },
+        "vision_config": {
+            "model_type": "qwen3_5",
+            "depth": 27,
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_heads": 16,
+            "in_channels": 3,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 2304,
+            "out_hidden_size": 5120,
+            "deepstack_visual_indexes": [],
+            "hidden_act": "gelu_pytorch_tanh",
+        },
     })
 }
 
@@ -172,6 +446,8 @@ mod tests {
         let c = config("Qwen3.6-35B-A3B", &Resize { layers: Some(4), experts: Some(4), vocab: Some(300) }).unwrap();
         assert_eq!((&c["num_hidden_layers"], &c["num_experts"], &c["vocab_size"]), (&json!(4), &json!(4), &json!(300)));
         assert_eq!((&c["num_experts_per_tok"], &c["hidden_size"]), (&json!(4), &json!(2048)));
+        let c = config("qwen3.8-27b", &Resize { layers: Some(8), ..Resize::default() }).unwrap();
+        assert_eq!((&c["text_config"]["num_hidden_layers"], &c["vision_config"]["depth"]), (&json!(8), &json!(27)));
     }
 
     #[test]

@@ -5,6 +5,12 @@
 //! sums stay in the lane of their weight row from the first product to the last. For a few, codes are used as they lie
 //! in the file and the sums are put in order behind.
 
+mod decoded;
+mod planes;
+
+pub use decoded::fp8;
+pub use planes::planes;
+
 use super::quant::{self, GROUP, Group};
 use super::tile::{CHUNK_GROUPS, chunk_bytes, locate};
 use super::tile_avx512::TileX512;
