@@ -157,8 +157,7 @@ fn counting_agrees_with_reading_and_takes_no_place() {
         {"when": "stay", "steps": [{"ms": 60000}]}, {"steps": ["yes"]}]});
     let rig = Rig::start(&script.to_string(), |_| {});
     let mut s = whole(CLAUDE);
-    let rig = &rig;
-    let usage = ok(rig, &s)["usage"].clone();
+    let usage = ok(&rig, &s)["usage"].clone();
     let read: u64 = ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"]
         .iter()
         .map(|k| usage[k].as_u64().unwrap_or(0))
@@ -175,7 +174,7 @@ fn counting_agrees_with_reading_and_takes_no_place() {
         let mut counts: Vec<u64> = many.into_iter().map(|t| t.join().unwrap()).collect();
         counts.dedup();
         assert_eq!(counts.len(), 1, "{counts:?}");
-        assert_eq!(ok(rig, &s)["input_tokens"].as_u64().unwrap(), read);
+        assert_eq!(ok(&rig, &s)["input_tokens"].as_u64().unwrap(), read);
         drop(stays);
     });
     rig.is_idle_soon();
