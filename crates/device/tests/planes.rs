@@ -78,7 +78,7 @@ impl Stored {
                 // No NaN of E4M3 among the codes.
                 (_, DType::F8E4M3) => (0..bytes)
                     .map(|_| rng.bits() as u8)
-                    .map(|b| if b & 0x7F == 0x7F { 9 } else { b % 0x40 | b & 0x80 })
+                    .map(|b| if b & 0x7F == 0x7F { 9 } else { (b % 0x40) | (b & 0x80) })
                     .collect(),
                 (_, DType::Block(Block::Nvfp4)) => {
                     (0..bytes).map(|i| if i % 36 < 4 { 24 + rng.below(16) as u8 } else { rng.bits() as u8 }).collect()

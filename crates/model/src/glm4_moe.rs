@@ -147,7 +147,7 @@ fn router(c: &Keys, experts: u32, k: u32) -> Router {
     let whole = n >= 1 && experts.is_multiple_of(n);
     c.require(whole, group.0, group.1, n, "it must divide the number of experts");
     c.require((1..=n).contains(&kept), keep.0, keep.1, kept, "it must be 1 to the number of groups");
-    let enough = !whole || experts / n * kept >= k;
+    let enough = !whole || u64::from(experts / n) * u64::from(kept) >= u64::from(k);
     c.require(enough, "num_experts_per_tok", "expert_used_count", k, "there are fewer experts to choose from");
     Router {
         score: RouterScore::Sigmoid,

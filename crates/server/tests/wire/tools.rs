@@ -326,11 +326,8 @@ fn an_unknown_tool_is_still_a_call_with_one_id() {
     let rig = says(&["<tool_call>\n{\"name\": \"nobody\", \"arguments\": {\"a\": 1}}\n</tool_call>"]);
     let r = rig.chat(json!({"tools": openai(), "stream": true}));
     let events = r.events();
-    let starts: Vec<&Value> = events
-        .iter()
-        .map(|e| &e["choices"][0]["delta"]["tool_calls"][0])
-        .filter(|c| c.get("id").is_some())
-        .collect();
+    let starts: Vec<&Value> =
+        events.iter().map(|e| &e["choices"][0]["delta"]["tool_calls"][0]).filter(|c| c.get("id").is_some()).collect();
     assert_eq!(starts.len(), 1);
     assert_eq!(starts[0]["function"]["name"], "nobody");
     assert!(chat_stream(&r).finish == "tool_calls");

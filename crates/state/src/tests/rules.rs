@@ -457,23 +457,25 @@ fn the_meter_runs_it_and_frees_it() {
     let l = Ledger::new(&[(Tier::Host, u64::MAX)]);
     let caps = Caps { name: "none", isa: String::new(), threads: 1, borrows_host: false };
     let mut dev = Meter::new(|_, _| 0, caps);
-    let big = Limits { context: 1 << 20, parallel: 8, rows: 8192, few: 64, slab_pages: 32 };
+    let big = Limits { context: 1 << 18, parallel: 8, rows: 8192, few: 64, slab_pages: 32 };
     let mut st = State::new(&all(), big, &l, &mut dev).unwrap();
     let s = st.open().unwrap();
     let kv = || l.usage()[&Tier::Host].by_class[&Class::Kv];
     let rings = kv();
     grow(&mut st, &mut dev, s, 8192);
     assert_eq!(kv() - rings, 2 * 16384 * 32);
-    while st.len(s).unwrap() < 1 << 20 {
+    while st.len(s).unwrap() < 1 << 18 {
         grow(&mut st, &mut dev, s, 8192);
     }
     for _ in 1..8 {
         let s = st.open().unwrap();
-        st.fill(&mut dev, s, 1 << 20, 1).unwrap();
+        for _ in 0..(1 << 18) / 8192 {
+            grow(&mut st, &mut dev, s, 8192);
+        }
     }
     assert_eq!(l.usage()[&Tier::Host].reserved(), State::bytes(&all(), big).total());
     let b: Buf = st.view(0).unwrap().buf;
-    assert_eq!(b.bytes(), 16384 * 4096 * 8);
+    assert_eq!(b.bytes(), 16384 * 1024 * 8);
     st.free(&mut dev).unwrap();
     assert_eq!(l.usage()[&Tier::Host].reserved(), 0);
 }
