@@ -8,13 +8,105 @@ use super::tile32::{self, E2M1_CODES, IQ4_CODES};
 use super::tile256;
 use std::arch::x86_64::*;
 
+/// The chunks of sixteen weight rows, at one distance from each other: as an address and a distance they stay in
+/// registers, where sixteen addresses do not.
+#[derive(Copy, Clone, Debug)]
+pub struct Sixteen {
+    /// The first row's chunk.
+    pub base: *const u8,
+    /// Bytes from row to row.
+    pub row: usize,
+}
+
+/// Every fourth of them.
+#[derive(Copy, Clone, Debug)]
+pub struct Quad {
+    base: *const u8,
+    step: usize,
+}
+
+impl Sixteen {
+    /// The chunk of row `n`.
+    #[inline(always)]
+    pub fn at(self, n: usize) -> *const u8 {
+        self.base.wrapping_add(n * self.row)
+    }
+    /// Rows q, q + 4, q + 8, q + 12: in the lanes of four such vectors, transposing puts the rows in order.
+    #[inline(always)]
+    pub fn quad(self, q: usize) -> Quad {
+        Quad { base: self.at(q), step: 4 * self.row }
+    }
+}
+
+impl Quad {
+    #[inline(always)]
+    fn at(self, i: usize) -> *const u8 {
+        self.base.wrapping_add(i * self.step)
+    }
+}
+
 /// A tile decoder for four rows.
 pub trait TileX512: TileX86 {
     /// Codes 0 to 15 and 16 to 31 of group `g` of the chunks at `rows`, a row per 128-bit lane.
     ///
     /// # Safety
     /// AVX-512 F and BW are available; the rows' groups are readable.
-    unsafe fn quad(rows: &[*const u8; 4], g: usize) -> [__m512i; 2];
+    unsafe fn quad(rows: Quad, g: usize) -> [__m512i; 2];
+
+    /// Codes of group `g` of sixteen rows: vector j holds codes 4 j to 4 j + 3, a 32-bit lane per row.
+    ///
+    /// # Safety
+    /// As [`quad`](Self::quad).
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn columns(rows: Sixteen, g: usize) -> [__m512i; 8] {
+        // SAFETY: the caller's promise.
+        let [a, b, c, d] = unsafe {
+            [Self::quad(rows.quad(0), g), Self::quad(rows.quad(1), g), Self::quad(rows.quad(2), g), Self::quad(rows.quad(3), g)]
+        };
+        join(transpose([a[0], b[0], c[0], d[0]]), transpose([a[1], b[1], c[1], d[1]]))
+    }
+
+    /// [`columns`](Self::columns) of the even group `g` and of the one behind it.
+    ///
+    /// # Safety
+    /// As there, for both.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn two_columns(rows: Sixteen, g: usize) -> [[__m512i; 8]; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { [Self::columns(rows, g), Self::columns(rows, g + 1)] }
+    }
+}
+
+/// Transposes 32-bit elements of four vectors inside their 128-bit lanes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub fn transpose([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+    let (ab2, cd2) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+    [
+        _mm512_unpacklo_epi64(ab, cd),
+        _mm512_unpackhi_epi64(ab, cd),
+        _mm512_unpacklo_epi64(ab2, cd2),
+        _mm512_unpackhi_epi64(ab2, cd2),
+    ]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn join([a, b, c, d]: [__m512i; 4], [e, f, g, h]: [__m512i; 4]) -> [__m512i; 8] {
+    [a, b, c, d, e, f, g, h]
+}
+
+/// Columns of a format whose bytes hold code i below and code i + 16 above: half as many vectors are transposed when they
+/// are still packed.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn split(packed: [__m512i; 4], decode: impl Fn(__m512i) -> [__m512i; 2]) -> [__m512i; 8] {
+    let [a, b, c, d] = transpose(packed);
+    let (a, b, c, d) = (decode(a), decode(b), decode(c), decode(d));
+    [a[0], b[0], c[0], d[0], a[1], b[1], c[1], d[1]]
 }
 
 /// Sixteen bytes of each row.
@@ -23,7 +115,7 @@ pub trait TileX512: TileX86 {
 /// AVX-512 F; they are readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn load(rows: [&[u8; 16]; 4]) -> __m512i {
+pub unsafe fn load(rows: [&[u8; 16]; 4]) -> __m512i {
     // SAFETY: sixteen readable bytes each; the loads take any alignment.
     unsafe {
         let row = |i: usize| _mm_loadu_si128(rows[i].as_ptr().cast());
@@ -75,20 +167,50 @@ fn sixteen(bytes: &[u8], at: usize) -> &[u8; 16] {
 /// The decoder of a format: codes from four blocks and the group in them. Arrays are made by `each!`, because
 /// `array::map` is compiled without these instructions.
 macro_rules! quad {
-    ($tile:ty, |$b:ident, $g:ident| $codes:expr) => {
+    ($tile:ty, |$b:ident, $g:ident| $codes:expr $(, { $($more:tt)* })?) => {
         impl TileX512 for $tile {
             #[inline]
             #[target_feature(enable = "avx512f,avx512bw")]
-            unsafe fn quad(rows: &[*const u8; 4], g: usize) -> [__m512i; 2] {
+            unsafe fn quad(rows: Quad, g: usize) -> [__m512i; 2] {
                 // SAFETY: the caller's promise, also below.
-                let ($b, $g) = unsafe {
-                    let block = |i: usize| locate::<Self>(rows[i], g).0;
-                    ([block(0), block(1), block(2), block(3)], locate::<Self>(rows[0], g).1)
-                };
+                let ($b, $g) = unsafe { blocks::<Self>(rows, g) };
                 // SAFETY: as above.
                 unsafe { $codes }
             }
+            $($($more)*)?
         }
+    };
+}
+
+/// The blocks of group `g` and the group in them.
+///
+/// # Safety
+/// They are readable.
+#[inline(always)]
+unsafe fn blocks<'a, T: TileX86>(rows: Quad, g: usize) -> ([&'a T::Block; 4], usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let block = |i: usize| locate::<T>(rows.at(i), g).0;
+        ([block(0), block(1), block(2), block(3)], locate::<T>(rows.at(0), g).1)
+    }
+}
+
+/// A format whose group is sixteen bytes with two codes each, found by `packed` and decoded by `decode`.
+macro_rules! packed {
+    ($tile:ty, |$b:ident, $g:ident| $packed:expr, $decode:expr) => {
+        quad!($tile, |$b, $g| $decode(load(each!($b, |$b| $packed))), {
+            #[inline]
+            #[target_feature(enable = "avx512f,avx512bw")]
+            unsafe fn columns(rows: Sixteen, g: usize) -> [__m512i; 8] {
+                // SAFETY: the caller's promise, also below.
+                let quad = |q: usize| unsafe {
+                    let ($b, $g) = blocks::<Self>(rows.quad(q), g);
+                    load(each!($b, |$b| $packed))
+                };
+                // SAFETY: as above.
+                unsafe { split([quad(0), quad(1), quad(2), quad(3)], |v| $decode(v)) }
+            }
+        });
     };
 }
 
@@ -116,12 +238,13 @@ macro_rules! each {
     };
 }
 
-quad!(tile32::Q4_0, |b, _g| nibbles(load(each!(b, |b| &b.qs))));
-quad!(tile32::Q4_1, |b, _g| nibbles(load(each!(b, |b| &b.qs))));
+packed!(tile32::Q4_0, |b, _g| &b.qs, nibbles);
+packed!(tile32::Q4_1, |b, _g| &b.qs, nibbles);
+packed!(tile32::Iq4Nl, |b, _g| &b.qs, |v| lookup(&IQ4_CODES, v));
+packed!(tile32::Mxfp4, |b, _g| &b.qs, |v| lookup(&E2M1_CODES, v));
+packed!(tile256::Iq4Xs, |b, g| &b.qs[g], |v| lookup(&IQ4_CODES, v));
 quad!(tile32::Q5_0, |b, _g| with_fifth(nibbles(load(each!(b, |b| &b.qs))), each!(b, |b| b.qh)));
 quad!(tile32::Q5_1, |b, _g| with_fifth(nibbles(load(each!(b, |b| &b.qs))), each!(b, |b| b.qh)));
-quad!(tile32::Iq4Nl, |b, _g| lookup(&IQ4_CODES, load(each!(b, |b| &b.qs))));
-quad!(tile32::Mxfp4, |b, _g| lookup(&E2M1_CODES, load(each!(b, |b| &b.qs))));
 quad!(tile32::Q8_0, |b, _g| {
     let half = |at: usize| {
         let v = load(each!(b, |b| {
@@ -132,11 +255,30 @@ quad!(tile32::Q8_0, |b, _g| {
     };
     [half(0), half(16)]
 });
-quad!(tile256::Iq4Xs, |b, g| lookup(&IQ4_CODES, load(each!(b, |b| &b.qs[g]))));
-quad!(tile256::Q4K, |b, g| {
-    let half = |at: usize| bits::<15>(load(each!(b, |b| sixteen(&b.qs[g / 2], at))), 4 * (g % 2));
-    [half(0), half(16)]
-});
+quad!(
+    tile256::Q4K,
+    |b, g| {
+        let half = |at: usize| bits::<15>(load(each!(b, |b| sixteen(&b.qs[g / 2], at))), 4 * (g % 2));
+        [half(0), half(16)]
+    },
+    {
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw")]
+        unsafe fn two_columns(rows: Sixteen, g: usize) -> [[__m512i; 8]; 2] {
+            // SAFETY: the caller's promise, also below.
+            let quad = |q: usize, at: usize| unsafe {
+                let (b, g) = blocks::<Self>(rows.quad(q), g);
+                load(each!(b, |b| sixteen(&b.qs[g / 2], at)))
+            };
+            let half = |at: usize| split([quad(0, at), quad(1, at), quad(2, at), quad(3, at)], |v| nibbles(v));
+            let (a, b) = (half(0), half(16));
+            [
+                [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]],
+                [a[4], a[5], a[6], a[7], b[4], b[5], b[6], b[7]],
+            ]
+        }
+    }
+);
 quad!(tile256::Q5K, |b, g| {
     let half = |at: usize| {
         let low = bits::<15>(load(each!(b, |b| sixteen(&b.qs[g / 2], at))), 4 * (g % 2));

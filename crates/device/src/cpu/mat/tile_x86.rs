@@ -5,7 +5,17 @@ use super::tile::{Half, Tile};
 use super::tile32::{self, E2M1_CODES, IQ4_CODES};
 use super::tile256;
 use super::{TILE, Weights};
+use checkpoint::block;
 use std::arch::x86_64::*;
+use std::mem::offset_of;
+
+const _: () = assert!(
+    offset_of!(block::BlockQ4K, dmin) == offset_of!(block::BlockQ4K, d) + 2
+        && offset_of!(block::BlockQ4K, scales) == offset_of!(block::BlockQ4K, d) + 4
+        && offset_of!(block::BlockQ5K, dmin) == offset_of!(block::BlockQ5K, d) + 2
+        && offset_of!(block::BlockQ5K, scales) == offset_of!(block::BlockQ5K, d) + 4,
+    "`Scales::Six` says where they are"
+);
 
 /// Asks for bytes `from .. to` behind the tile, which as a rule belong to the next tile. Kernels read many rows at a
 /// time and nothing that prefetches by itself makes sense of that; bytes asked for in their order it does.
@@ -17,8 +27,27 @@ pub fn prefetch(w: &Weights, from: usize, to: usize) {
     }
 }
 
+/// Where the steps of a block lie, for kernels that read those of sixteen rows at a time: byte offsets in the block.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Scales {
+    /// Blocks of 32 with an f16 scale at `d`, and an f16 offset at `m` where the format has one.
+    F16 { d: usize, m: usize },
+    /// Blocks of 32 with a scale of `2^(e - 128)`, a byte, 255 for NaN.
+    HalfPower { e: usize },
+    /// Blocks of 256: f16 scale and offset at `d`, behind them eight packed pairs of six bits that they multiply
+    /// (`checkpoint::block::unpack_scales`).
+    Six { d: usize },
+    /// Blocks of 256 with an f16 scale at `d` and sixteen signed bytes at `sub`.
+    Sub { d: usize, sub: usize },
+    /// Only [`Tile::steps`] and [`TileX86::eight`] know.
+    Other,
+}
+
 /// A tile decoder for vectors.
 pub trait TileX86: Tile {
+    /// Where steps lie.
+    const SCALES: Scales = Scales::Other;
+
     /// [`Tile::codes`] in a register.
     ///
     /// # Safety
@@ -131,8 +160,9 @@ fn shift(v: __m256i, n: usize) -> __m256i {
 
 /// Blocks of 32.
 macro_rules! small {
-    ($tile:ty, |$b:ident| $codes:expr) => {
+    ($tile:ty, $scales:expr, |$b:ident| $codes:expr) => {
         impl TileX86 for $tile {
+            const SCALES: Scales = $scales;
             #[inline]
             #[target_feature(enable = "avx2")]
             unsafe fn vector($b: &Self::Block, _: usize) -> __m256i {
@@ -144,8 +174,9 @@ macro_rules! small {
 
 /// Blocks of 256.
 macro_rules! large {
-    ($tile:ty, |$b:ident, $g:ident| $codes:expr, |$whole:ident| $eight:expr) => {
+    ($tile:ty, $scales:expr, |$b:ident, $g:ident| $codes:expr, |$whole:ident| $eight:expr) => {
         impl TileX86 for $tile {
+            const SCALES: Scales = $scales;
             #[inline]
             #[target_feature(enable = "avx2")]
             unsafe fn vector($b: &Self::Block, $g: usize) -> __m256i {
@@ -157,6 +188,16 @@ macro_rules! large {
                 $eight
             }
         }
+    };
+}
+
+/// Where a block type has its f16 numbers.
+macro_rules! f16_at {
+    ($block:ident, $d:ident) => {
+        Scales::F16 { d: offset_of!(block::$block, $d), m: 0 }
+    };
+    ($block:ident, $d:ident, $m:ident) => {
+        Scales::F16 { d: offset_of!(block::$block, $d), m: offset_of!(block::$block, $m) }
     };
 }
 
@@ -181,18 +222,18 @@ fn pairs(d: [u8; 2], dmin: [u8; 2], s: &[u8; 12]) -> Eight {
     Eight::new(_mm256_mul_ps(splat(d), wide(scales)), _mm256_mul_ps(minus, wide(mins)))
 }
 
-small!(tile32::Q4_0, |b| nibbles(&b.qs));
-small!(tile32::Q4_1, |b| nibbles(&b.qs));
-small!(tile32::Q5_0, |b| _mm256_or_si256(nibbles(&b.qs), fifth_bits(b.qh)));
-small!(tile32::Q5_1, |b| _mm256_or_si256(nibbles(&b.qs), fifth_bits(b.qh)));
-small!(tile32::Q8_0, |b| {
+small!(tile32::Q4_0, f16_at!(BlockQ4_0, d), |b| nibbles(&b.qs));
+small!(tile32::Q4_1, f16_at!(BlockQ4_1, d, m), |b| nibbles(&b.qs));
+small!(tile32::Q5_0, f16_at!(BlockQ5_0, d), |b| _mm256_or_si256(nibbles(&b.qs), fifth_bits(b.qh)));
+small!(tile32::Q5_1, f16_at!(BlockQ5_1, d, m), |b| _mm256_or_si256(nibbles(&b.qs), fifth_bits(b.qh)));
+small!(tile32::Q8_0, f16_at!(BlockQ8_0, d), |b| {
     // SAFETY: 32 readable bytes; the load takes any alignment.
     let q = unsafe { _mm256_loadu_si256(b.qs.as_ptr().cast()) };
     _mm256_xor_si256(q, _mm256_set1_epi8(-128))
 });
-small!(tile32::Iq4Nl, |b| lookup(&IQ4_CODES, &b.qs));
-small!(tile32::Mxfp4, |b| lookup(&E2M1_CODES, &b.qs));
-large!(tile256::Iq4Xs, |b, g| lookup(&IQ4_CODES, &b.qs[g]), |b| {
+small!(tile32::Iq4Nl, f16_at!(BlockIq4Nl, d), |b| lookup(&IQ4_CODES, &b.qs));
+small!(tile32::Mxfp4, Scales::HalfPower { e: offset_of!(block::BlockMxfp4, e) }, |b| lookup(&E2M1_CODES, &b.qs));
+large!(tile256::Iq4Xs, Scales::Other, |b, g| lookup(&IQ4_CODES, &b.qs[g]), |b| {
     let low = _mm256_set1_epi32(i32::from_le_bytes(b.scales_l));
     let high = _mm256_set1_epi32(u16::from_le_bytes(b.scales_h) as i32);
     let low = _mm256_srlv_epi32(low, _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
@@ -203,11 +244,12 @@ large!(tile256::Iq4Xs, |b, g| lookup(&IQ4_CODES, &b.qs[g]), |b| {
     let scale = _mm256_mul_ps(splat(b.d), _mm256_cvtepi32_ps(s));
     Eight::new(scale, scale)
 });
-large!(tile256::Q4K, |b, g| _mm256_and_si256(shift(load32(&b.qs[g / 2]), 4 * (g % 2)), _mm256_set1_epi8(15)), |b| {
+large!(tile256::Q4K, Scales::Six { d: offset_of!(block::BlockQ4K, d) }, |b, g| _mm256_and_si256(shift(load32(&b.qs[g / 2]), 4 * (g % 2)), _mm256_set1_epi8(15)), |b| {
     pairs(b.d, b.dmin, &b.scales)
 });
 large!(
     tile256::Q5K,
+    Scales::Six { d: offset_of!(block::BlockQ5K, d) },
     |b, g| {
         let low = _mm256_and_si256(shift(load32(&b.qs[g / 2]), 4 * (g % 2)), _mm256_set1_epi8(15));
         let high = _mm256_and_si256(shift(load32(&b.qh), g), _mm256_set1_epi8(1));
@@ -217,6 +259,7 @@ large!(
 );
 large!(
     tile256::Q6K,
+    Scales::Sub { d: offset_of!(block::BlockQ6K, d), sub: offset_of!(block::BlockQ6K, scales) },
     |b, g| {
         let (half, quarter) = (g / 4, g % 4);
         let low = load32(&b.ql[64 * half + 32 * (quarter % 2)..]);
