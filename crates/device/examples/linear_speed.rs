@@ -47,7 +47,14 @@ fn measure(dev: &mut dyn Device, ledger: &Ledger, dtype: DType, n: u32, k: u32, 
     dev.host_mut(plane).ok_or("not a host device")?.fill(0x11);
     let ones = dev.host_mut(x.buf).ok_or("not a host device")?;
     ones.chunks_exact_mut(4).for_each(|c| c.copy_from_slice(&1f32.to_le_bytes()));
-    let w = Mat { n, k, fmt: Format::Plain(dtype), layout: Layout::File, planes: [Some(plane), None, None, None] };
+    let w = Mat {
+        n,
+        k,
+        fmt: Format::Plain(dtype),
+        layout: Layout::File,
+        row_step: 1,
+        planes: [Some(plane), None, None, None],
+    };
     let (mut times, begin) = (Vec::new(), Instant::now());
     while times.len() < 5 || (times.len() < 1000 && begin.elapsed().as_secs_f64() < 0.3) {
         let start = Instant::now();

@@ -2,7 +2,7 @@
 
 use crate::arena::Arena;
 use crate::error::{Error, Result};
-use crate::op::{Acc, Op, Routing, Rows, StreamView, row_bytes};
+use crate::op::{Acc, Op, Router, Routing, Rows, StreamView, extent_bytes};
 use crate::view::{Act, Buf, ExpertMats, Mat, MatSet, View};
 
 struct Checker(&'static str);
@@ -32,16 +32,15 @@ impl Checker {
     }
     fn mat(&self, name: &str, m: &Mat, n: u32, k: u32) -> Result<()> {
         self.that((m.n, m.k) == (n, k), || format!("{name} is [{}, {}], needed is [{n}, {k}]", m.n, m.k))?;
-        let row = row_bytes(m).ok_or_else(|| Error::NoKernel { op: self.0, fmt: m.fmt.to_string() })?;
+        self.that(m.row_step > 0, || format!("{name} has its rows on one another"))?;
+        let need = extent_bytes(m).ok_or_else(|| Error::NoKernel { op: self.0, fmt: m.fmt.to_string() })?;
         let Some(plane) = m.planes[0] else { return self.that(false, || format!("{name} is not loaded")) };
-        self.that(plane.len >= row * n as u64, || {
-            format!("{name} has {} bytes, needed are {}", plane.len, row * n as u64)
-        })
+        self.that(plane.len >= need, || format!("{name} has {} bytes, needed are {need}", plane.len))
     }
     fn set(&self, name: &str, s: &MatSet, n: u32, k: u32) -> Result<()> {
         self.mat(name, &s.first, n, k)?;
         let plane = s.first.planes[0].map_or(0, |b| b.len);
-        let last = s.step[0] * s.slots.saturating_sub(1) as u64 + row_bytes(&s.first).unwrap_or(0) * n as u64;
+        let last = s.step[0] * s.slots.saturating_sub(1) as u64 + extent_bytes(&s.first).unwrap_or(0);
         self.that(plane >= last, || format!("{name} does not hold its {} slots", s.slots))
     }
     fn rows(&self, r: &Rows, n: u32) -> Result<()> {
@@ -67,7 +66,26 @@ impl Checker {
     fn experts(&self, e: &ExpertMats, hidden: u32, inner: u32) -> Result<()> {
         self.set("gate", &e.gate, inner, hidden)?;
         self.set("up", &e.up, inner, hidden)?;
-        self.set("down", &e.down, hidden, inner)
+        self.set("down", &e.down, hidden, inner)?;
+        // Which experts there are is said by values: here only that a bias holds whole rows, at least one.
+        let biases = [("gate", e.bias.gate, inner), ("up", e.bias.up, inner), ("down", e.bias.down, hidden)];
+        biases.into_iter().try_for_each(|(name, b, n)| match b {
+            Some(b) => self.that(b.len > 0 && b.len.is_multiple_of(n as u64 * 4), || {
+                format!("the bias of {name} has {} bytes, which are no rows of {n}", b.len)
+            }),
+            None => Ok(()),
+        })
+    }
+    fn router(&self, r: &Router, experts: u32) -> Result<()> {
+        self.that(r.k >= 1 && r.k <= experts, || format!("top {} of {experts}", r.k))?;
+        for (name, b) in [("bias", &r.bias), ("per_expert", &r.per_expert)] {
+            b.as_ref().map_or(Ok(()), |b| self.floats(name, b, experts as u64))?;
+        }
+        let Some(g) = r.groups else { return Ok(()) };
+        let whole = g.n > 0 && g.keep >= 1 && g.keep <= g.n && experts.is_multiple_of(g.n);
+        self.that(whole && experts / g.n * g.keep >= r.k, || {
+            format!("top {} of {experts} in the best {} of {} groups", r.k, g.keep, g.n)
+        })
     }
 }
 
@@ -100,7 +118,7 @@ fn same(a: &View, b: &View) -> bool {
 pub fn check(op: &Op) -> Result<()> {
     let c = Checker(op.name());
     match op {
-        Op::Embed { out, table, ids } => {
+        Op::Embed { out, table, ids, .. } => {
             c.f32("out", out, out.rows, table.k)?;
             c.mat("table", table, table.n, table.k)?;
             c.i32("ids", ids, out.rows, 1)
@@ -143,6 +161,17 @@ pub fn check(op: &Op) -> Result<()> {
             c.like("x", x, x)?;
             c.like("y", y, x)?;
             c.apart(x, y, "y")
+        }
+        Op::Zero { x } => c.like("x", x, x),
+        Op::Scale { x, by } => {
+            c.like("x", x, x)?;
+            c.that(by.len == 4 || by.len == x.cols as u64 * 4, || {
+                format!("{} bytes to multiply {} columns by", by.len, x.cols)
+            })
+        }
+        Op::Softcap { x, cap } => {
+            c.like("x", x, x)?;
+            c.that(*cap > 0.0, || format!("a cap of {cap}"))
         }
         Op::Append { st, rows, k, v } => {
             c.stream(st)?;
@@ -190,7 +219,7 @@ pub fn check(op: &Op) -> Result<()> {
         }
         Op::Route { out, logits, router } => {
             c.f32("logits", logits, logits.rows, logits.cols)?;
-            c.that(router.k >= 1 && router.k <= logits.cols, || format!("top {} of {}", router.k, logits.cols))?;
+            c.router(router, logits.cols)?;
             c.routing(out, logits.rows, router.k)
         }
         Op::ExpertGroup { dst, mid, h, routed, e, class, .. } => {
@@ -245,6 +274,7 @@ fn operands(op: &Op) -> Vec<Buf> {
         Op::Gate { x, g, .. } => views(&[x, g]),
         Op::Glu { out, gate, up, .. } => views(&[out, gate, up]),
         Op::Add { x, y } => views(&[x, y]),
+        Op::Zero { x } | Op::Scale { x, .. } | Op::Softcap { x, .. } => views(&[x]),
         Op::Append { k, v, .. } => views(&[k, v]),
         Op::Attention { out, q, .. } => views(&[out, q]),
         Op::ConvSilu { out, x, .. } => views(&[out, x]),

@@ -1,10 +1,10 @@
 //! The door every backend stands behind, and what is written once for all of them.
 
 use crate::arena::{Arena, Region};
+use crate::check;
 use crate::error::{Error, Result};
 use crate::op::{Op, RowClass};
-use crate::view::{Act, Buf, Layout, Mat, View};
-use crate::{check, op};
+use crate::view::{Act, Buf, Layout, View};
 use checkpoint::Format;
 use memory::Reservation;
 
@@ -153,10 +153,4 @@ impl dyn Device + '_ {
 /// Refuses host access inside a graph; every backend calls it first.
 pub(crate) fn outside_graph(d: &dyn Device, what: &'static str) -> Result<()> {
     if d.in_graph() { Err(Error::InGraph(what)) } else { Ok(()) }
-}
-
-/// Bytes of a matrix in file layout, or an error naming the op when its format has no blocks of that shape.
-pub fn mat_bytes(op: &'static str, m: &Mat) -> Result<u64> {
-    let row = op::row_bytes(m).ok_or_else(|| Error::NoKernel { op, fmt: m.fmt.to_string() })?;
-    Ok(row * m.n as u64)
 }

@@ -25,13 +25,13 @@ mod view;
 
 pub use arena::{Arena, Region};
 pub use cpu::{Cpu, CpuOptions, Isa};
-pub use device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn, mat_bytes};
+pub use device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn};
 pub use error::{Error, Result};
 pub use meter::Meter;
 pub use op::{
-    Acc, ActFn, GdnShape, KeyHeadRule, Op, Pairing, Part, Pick, RecView, Rope, Router, RouterScore, Routing, RowClass,
-    Rows, StreamView, row_bytes,
+    Acc, ActFn, GdnShape, Groups, KeyHeadRule, Op, Pairing, Part, Pick, RecView, Rope, Router, RouterScore, Routing,
+    RowClass, Rows, StreamView, row_bytes,
 };
 pub use profile::{Profile, Profiled};
 pub use reference::Reference;
-pub use view::{Act, AllocId, Buf, ExpertMats, Glu, Layout, Mat, MatSet, View};
+pub use view::{Act, AllocId, Buf, ExpertBias, ExpertMats, Glu, Layout, Mat, MatSet, View};

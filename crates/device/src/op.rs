@@ -154,14 +154,33 @@ impl GdnShape {
 }
 
 /// How router logits become expert ids and weights.
+///
+/// Experts are chosen by `score(logit) + bias`, those outside the best groups left out; the weight of a chosen one is
+/// `score / sum * scale * per_expert`, the sum being that of the chosen scores with `renormalise` and 1 without.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Router {
     /// Experts chosen per row. Ties go to the lower id.
     pub k: u32,
     /// The scores.
     pub score: RouterScore,
-    /// Whether the chosen weights are divided by their sum.
+    /// `f32[E]`, added for choosing only: it is in no weight.
+    pub bias: Option<Buf>,
+    /// Groups that compete before experts do.
+    pub groups: Option<Groups>,
+    /// Whether the chosen weights are divided by their sum. For softmax that is softmax over the chosen alone.
     pub renormalise: bool,
+    /// Multiplies every weight.
+    pub scale: f32,
+    /// `f32[E]`: multiplies the weights of an expert.
+    pub per_expert: Option<Buf>,
+}
+
+impl Router {
+    /// The `k` greatest of a softmax over all experts, as they are.
+    pub fn softmax(k: u32) -> Self {
+        let (score, bias, groups, per_expert) = (RouterScore::Softmax, None, None, None);
+        Router { k, score, bias, groups, renormalise: false, scale: 1.0, per_expert }
+    }
 }
 
 /// Router scores.
@@ -169,9 +188,21 @@ pub struct Router {
 pub enum RouterScore {
     /// Softmax over all experts.
     Softmax,
+    /// Each logit's own `1 / (1 + e^-x)`. `1e-20` is added to the sum that weights are divided by.
+    Sigmoid,
 }
 
-/// What routing decided for some rows: rank order, falling weight.
+/// Experts in groups of equal size: only those of the `keep` best groups can be chosen. A group counts as the sum of the
+/// two greatest `score + bias` in it; ties go to the lower group.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Groups {
+    /// Groups.
+    pub n: u32,
+    /// Of which experts may be chosen.
+    pub keep: u32,
+}
+
+/// What routing decided for some rows, by rank: falling `score + bias`.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Routing {
     /// `i32[n, k]` expert ids.
@@ -213,7 +244,7 @@ pub enum Acc {
 #[derive(Clone, Debug, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "a few hundred ops a step, each moved once; boxing would allocate")]
 pub enum Op {
-    /// `out[n, H] = table[ids]`. An id outside the table gives a row of zeros.
+    /// `out[n, H] = scale * table[ids]`. An id outside the table gives a row of zeros.
     Embed {
         /// `f32[n, H]`.
         out: View,
@@ -221,6 +252,8 @@ pub enum Op {
         table: Mat,
         /// `i32[n, 1]`.
         ids: View,
+        /// Multiplies every element.
+        scale: f32,
     },
     /// `out = x * rsqrt(mean(x^2) + eps) * w`, over the columns of each (row, head). In place allowed.
     RmsNorm {
@@ -283,6 +316,25 @@ pub enum Op {
         x: View,
         /// `f32[n, H]`.
         y: View,
+    },
+    /// `x = 0`.
+    Zero {
+        /// `f32[n, heads, d]`.
+        x: View,
+    },
+    /// `x *= by` in place: one number, or one per column.
+    Scale {
+        /// `f32[n, heads, d]`.
+        x: View,
+        /// `f32[1]` or `f32[d]`.
+        by: Buf,
+    },
+    /// `x = cap * tanh(x / cap)` in place.
+    Softcap {
+        /// `f32[n, heads, d]`.
+        x: View,
+        /// The limit.
+        cap: f32,
     },
     /// Encodes keys and values at the rows' positions, in room that was reserved for them.
     Append {
@@ -413,6 +465,9 @@ impl Op {
             Op::Gate { .. } => "gate",
             Op::Glu { .. } => "glu",
             Op::Add { .. } => "add",
+            Op::Zero { .. } => "zero",
+            Op::Scale { .. } => "scale",
+            Op::Softcap { .. } => "softcap",
             Op::Append { .. } => "append",
             Op::Attention { .. } => "attention",
             Op::ConvSilu { .. } => "conv_silu",
@@ -423,6 +478,17 @@ impl Op {
             Op::GatherRows { .. } => "gather_rows",
         }
     }
+}
+
+/// Bytes from row to row of a matrix in file layout.
+pub fn row_stride(m: &Mat) -> Option<u64> {
+    row_bytes(m)?.checked_mul(m.row_step as u64)
+}
+
+/// Bytes of a matrix in file layout from its first to behind its last row.
+pub fn extent_bytes(m: &Mat) -> Option<u64> {
+    let rest = row_stride(m)?.checked_mul((m.n as u64).saturating_sub(1))?;
+    rest.checked_add(if m.n == 0 { 0 } else { row_bytes(m)? })
 }
 
 /// Bytes of one row of a matrix in file layout, `None` when the format has no rows of that width in one plane.

@@ -200,7 +200,7 @@ mod tests {
             let out = dev.take(Region::Step, Act::F32, 2, 4)?;
             dev.write(x.buf, &[0; 64])?;
             let fmt = Format::Plain(DType::F32);
-            let w = Mat { n: 4, k: 8, fmt, layout: Layout::File, planes: [Some(w), None, None, None] };
+            let w = Mat { n: 4, k: 8, fmt, layout: Layout::File, row_step: 1, planes: [Some(w), None, None, None] };
             dev.run(Op::Linear { out, x, w, bias: None, add: false, class })?;
             dev.run(Op::Add { x: out, y: View { ..x.cols(0, 4) } })?;
             dev.read_f32(out).map(drop)

@@ -137,6 +137,9 @@ pub struct Mat {
     pub fmt: Format,
     /// Arrangement of the bytes.
     pub layout: Layout,
+    /// Stored rows from row to row: 1, or 2 where two matrices lie row by row in turn (the second one's planes begin one
+    /// stored row later).
+    pub row_step: u32,
     /// Codes, scales, mins or zeros, global scale: as many as the format has.
     pub planes: [Option<Buf>; 4],
 }
@@ -173,6 +176,26 @@ impl MatSet {
 pub enum Glu {
     /// `silu(gate) * up`.
     Swiglu,
+    /// `gelu(gate) * up` with the tanh form of gelu, `gelu(x) = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2`.
+    GegluTanh,
+    /// `(up + 1) * gate * sigmoid(alpha * gate)`, with gate at most `limit` and up within `-limit ..= limit` (gpt-oss).
+    SwigluClamped {
+        /// Where both halves are cut.
+        limit: f32,
+        /// Slope inside the sigmoid.
+        alpha: f32,
+    },
+}
+
+/// What is added to the products of routed experts, `f32[E, n]` each, by expert (not by slot).
+#[derive(Copy, Clone, Debug, Default, PartialEq)]
+pub struct ExpertBias {
+    /// `f32[E, I]`.
+    pub gate: Option<Buf>,
+    /// `f32[E, I]`.
+    pub up: Option<Buf>,
+    /// `f32[E, H]`.
+    pub down: Option<Buf>,
 }
 
 /// Routed experts as they lie on the device. Fused gate/up tensors are two sets over the same bytes.
@@ -186,6 +209,8 @@ pub struct ExpertMats {
     pub down: MatSet,
     /// `i32[E]`: slot of each expert, -1 where absent. `None`: slot = expert.
     pub slot_of: Option<Buf>,
+    /// What is added to the products.
+    pub bias: ExpertBias,
     /// The nonlinearity.
     pub glu: Glu,
 }

@@ -4,7 +4,7 @@
 mod kit;
 
 use checkpoint::{Block, DType};
-use device::{Acc, ExpertMats, Glu, Isa, MatSet, Op, Part, Pick, Routing, RowClass, View, tolerance};
+use device::{Acc, ExpertBias, ExpertMats, Glu, Isa, MatSet, Op, Part, Pick, Routing, RowClass, View, tolerance};
 use kit::{Rig, Rng, Weights, isas, met_by, product};
 use memory::RegionSizes;
 use proptest::prelude::*;
@@ -92,6 +92,7 @@ impl Loaded {
             up: set(up, fused),
             down: set(down, down_step),
             slot_of: None,
+            bias: device::ExpertBias::default(),
             glu: Glu::Swiglu,
         };
         let places = c.n * c.k;
@@ -286,6 +287,58 @@ fn nobody_else_is_written() {
         }
         l.run(&mut rig, Pick::Experts(vec![]), Part::Both).unwrap();
         assert_eq!(after, rig.read(l.dst));
+    }
+}
+
+/// Gate and up rows in turn, biases by expert, experts in other slots, every gated unit: as the reference device says.
+#[test]
+fn interleaved_rows_biases_and_gated_units_are_those_of_the_reference() {
+    let sizes = RegionSizes { step: 1 << 20, carry: 0 };
+    let units = [Glu::Swiglu, Glu::GegluTanh, Glu::SwigluClamped { limit: 0.6, alpha: 1.702 }];
+    for (dtypes, glu) in
+        [(DType::F32, DType::BF16), (DType::BF16, DType::F32), (DType::F32, DType::F32)].into_iter().zip(units)
+    {
+        let mut rng = Rng(31);
+        let c = Case::new(&mut rng, dtypes, 6, 5, 3);
+        let biases = [rng.values(6 * c.inner), rng.values(6 * c.inner), rng.values(6 * c.hidden)];
+        let slots = [3, 0, 4, 1, 2, 5];
+        let load = |rig: &mut Rig, class| {
+            let mut l = Loaded::new(rig, &c, class);
+            let row = (c.gate_up.bytes.len() / c.gate_up.n) as u64;
+            let plane = l.e.gate.first.planes[0].unwrap();
+            (l.e.gate.first.row_step, l.e.up.first.row_step) = (2, 2);
+            l.e.up.first.planes[0] = plane.slice(row, plane.bytes() - row);
+            let [gate, up, down] = [0, 1, 2].map(|i| Some(rig.floats(&biases[i], biases[i].len()).buf));
+            l.e.bias = ExpertBias { gate, up, down };
+            l.e.slot_of = Some(rig.ints(&slots, 6).buf);
+            l.e.glu = glu;
+            l
+        };
+        for class in [RowClass::Few, RowClass::Many] {
+            let mut oracle = Rig::new(Box::new(device::Reference::new(sizes).unwrap()));
+            let l = load(&mut oracle, class);
+            l.run(&mut oracle, Pick::All, Part::Both).unwrap();
+            let want = oracle.read(l.dst);
+            let size = want.iter().map(|y| y * y).sum::<f32>().sqrt();
+            for isa in isas() {
+                let mut rig = Rig::cpu(isa, 2);
+                let l = load(&mut rig, class);
+                l.run(&mut rig, Pick::All, Part::Both).unwrap();
+                let got = rig.read(l.dst);
+                for (y, want) in got.iter().zip(&want) {
+                    assert!((y - want).abs() <= tolerance::LINEAR_FLOAT * size, "{glu:?} {class:?}: {y} is not {want}");
+                }
+                // In halves and apart, the bits are the same.
+                if class == RowClass::Few {
+                    let parts = load(&mut rig, class);
+                    for e in [4, 0, 2, 5, 1, 3] {
+                        parts.run(&mut rig, Pick::Experts(vec![e]), Part::GateUp).unwrap();
+                    }
+                    parts.run(&mut rig, Pick::All, Part::Down).unwrap();
+                    assert_eq!(l.result(&mut rig), parts.result(&mut rig), "{glu:?} {isa:?}");
+                }
+            }
+        }
     }
 }
 

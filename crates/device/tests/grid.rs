@@ -53,6 +53,26 @@ fn add() {
 }
 
 #[test]
+fn zero() {
+    run(&cases::zero());
+}
+
+#[test]
+fn scale() {
+    run(&cases::scale());
+}
+
+#[test]
+fn softcap() {
+    run(&cases::softcap());
+}
+
+#[test]
+fn embed() {
+    run(&cases::embed());
+}
+
+#[test]
 fn gather_rows() {
     run(&cases::gather_rows());
 }
@@ -60,6 +80,7 @@ fn gather_rows() {
 #[test]
 fn route() {
     run(&cases::route());
+    run(&cases::route_by_scores());
 }
 
 #[test]

@@ -22,6 +22,8 @@ fn cut(w: &mut World, op: &Op, first: u32, n: u32) -> Op {
         Op::Rope { x, pos, rope } => Op::Rope { x: at(&x), pos: at(&pos), rope },
         Op::Gate { x, g, act } => Op::Gate { x: at(&x), g: at(&g), act },
         Op::Glu { out, gate, up, glu } => Op::Glu { out: at(&out), gate: at(&gate), up: at(&up), glu },
+        Op::Scale { x, by } => Op::Scale { x: at(&x), by },
+        Op::Softcap { x, cap } => Op::Softcap { x: at(&x), cap },
         Op::Route { out, logits, router } => {
             Op::Route { out: Routing { ids: at(&out.ids), w: at(&out.w) }, logits: at(&logits), router }
         }
@@ -47,6 +49,7 @@ fn cut(w: &mut World, op: &Op, first: u32, n: u32) -> Op {
 fn row_count(op: &Op) -> u32 {
     match op {
         Op::RmsNorm { x, .. } | Op::Rope { x, .. } | Op::Gate { x, .. } => x.rows,
+        Op::Scale { x, .. } | Op::Softcap { x, .. } => x.rows,
         Op::Glu { out, .. } | Op::Combine { out, .. } => out.rows,
         Op::Route { logits, .. } => logits.rows,
         Op::Attention { q, .. } => q.rows,
@@ -94,6 +97,9 @@ fn same_bits(cases: &[Case], cuts: &[&[u32]]) {
 #[test]
 fn rows_without_history_are_alone() {
     for cases in [cases::rms_norm(), cases::rope(), cases::gate(), cases::glu(), cases::route(), cases::combine()] {
+        same_bits(&cases, &[&[1], &[2, 5]]);
+    }
+    for cases in [cases::scale(), cases::softcap(), cases::route_by_scores()] {
         same_bits(&cases, &[&[1], &[2, 5]]);
     }
 }
@@ -277,7 +283,7 @@ fn logits_that_are_no_numbers_are_routed_somewhere() {
                     let ids = w.output_ints("expert ids", dense(1, 1, 3));
                     let weights = w.output("weights", Grade::Exact, dense(1, 1, 3));
                     let logits = w.input("logits", dense(1, 1, 8), &x);
-                    let router = device::Router { k: 3, score: device::RouterScore::Softmax, renormalise };
+                    let router = device::Router { renormalise, ..device::Router::softmax(3) };
                     w.dev.run(Op::Route { out: Routing { ids, w: weights }, logits, router }).unwrap();
                     let mut ids = w.dev.read_i32(ids).unwrap();
                     ids.sort_unstable();

@@ -9,7 +9,7 @@ use common::world::{Grade, World, dense};
 use device::RowClass::{Few, Many};
 use device::{
     Act, ActFn, Device, Error, GdnShape, Glu, GraphKey, KeyHeadRule, Meter, Op, Pairing, RecView, Reference, Region,
-    Rope, Router, RouterScore, Routing, RowClass, Rows, StreamView, View,
+    Rope, Router, Routing, RowClass, Rows, StreamView, View,
 };
 use memory::{Class, KvFormat, Ledger, Tier};
 
@@ -99,7 +99,7 @@ fn experts(d: &mut dyn Device, l: &Layer) -> Result<(), Error> {
         let (n, k) = (l.rows.n, 2);
         let ids = d.take(Region::Step, Act::I32, n, k)?;
         let (w, parts) = (d.take(Region::Step, Act::F32, n, k)?, d.take(Region::Step, Act::F32, n, k * H)?);
-        let router = Router { k, score: RouterScore::Softmax, renormalise: true };
+        let router = Router { renormalise: true, ..Router::softmax(k) };
         d.run(Op::Route { out: Routing { ids, w }, logits: l.x.cols(0, EXPERTS), router })?;
         for rank in 0..k {
             let all = d.take(Region::Step, Act::I32, n, 1)?;

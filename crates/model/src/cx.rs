@@ -31,7 +31,7 @@ impl Cx<'_> {
     /// `out = table[ids]`.
     pub fn embed(&mut self, out: View, table: WId, ids: View) -> Result<()> {
         let table = *self.w.mat(table)?;
-        Ok(self.dev.run(Op::Embed { out, table, ids })?)
+        Ok(self.dev.run(Op::Embed { out, table, ids, scale: 1.0 })?)
     }
     /// RMS norm over the columns of each (row, head) into new room.
     pub fn rms_norm(&mut self, x: View, w: WId, eps: f32) -> Result<View> {

@@ -6,7 +6,7 @@
 
 use crate::cx::Cx;
 use crate::error::Result;
-use device::{Acc, Act, Glu, Op, Region, Router, Routing, RowClass, Rows, View};
+use device::{Acc, Act, ExpertBias, ExpertMats, Glu, Op, Region, Router, Routing, RowClass, Rows, View};
 use weights::{ExpertSource, Routed};
 
 /// Shape of a mixture.
@@ -18,6 +18,8 @@ pub struct Moe {
     pub inner: u32,
     /// How rows choose.
     pub router: Router,
+    /// What is added to the experts' products.
+    pub bias: ExpertBias,
     /// The experts' nonlinearity.
     pub glu: Glu,
 }
@@ -51,7 +53,8 @@ pub fn drive(cx: &mut Cx, l: u32, r: &Rows, ex: &mut dyn ExpertSource, m: &Moe, 
             RowClass::Many => Acc::Sum(sum),
         };
         while let Some(g) = ex.next(cx.dev, &mut wave)? {
-            let (e, pick, part, class) = (g.e, g.pick, g.part, r.class);
+            let (pick, part, class) = (g.pick, g.part, r.class);
+            let e = ExpertMats { bias: m.bias, ..g.e };
             cx.dev.run(Op::ExpertGroup { dst, mid, h, routed: routing, e, pick, part, class })?;
         }
         if let Acc::Parts(parts) = dst {

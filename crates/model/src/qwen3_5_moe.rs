@@ -20,7 +20,7 @@ use crate::moe::{self, Moe};
 use crate::rope::frequencies;
 use crate::want::{Experts, Export, Want, Wants};
 use checkpoint::Meta;
-use device::{ActFn, GdnShape, Glu, KeyHeadRule, Pairing, Router, RouterScore, Rows, View};
+use device::{ActFn, ExpertBias, GdnShape, Glu, KeyHeadRule, Pairing, Router, Rows, View};
 use memory::{Component, KvSpec};
 use state::{Decl, Stream};
 use weights::{Canon, ExpertSource, Proj, WId};
@@ -150,7 +150,7 @@ impl Config {
         let d_v = if c.gguf() { c.count("", "ssm.inner_size") / n_v } else { c.count("linear_value_head_dim", "") };
         c.require(d_v > 0, "linear_value_head_dim", "ssm.inner_size", d_v, "it must be a multiple of the value heads");
         let rule = if c.gguf() { KeyHeadRule::Mod } else { KeyHeadRule::Div };
-        let router = Router { k: top_k, score: RouterScore::Softmax, renormalise: true };
+        let router = Router { renormalise: true, ..Router::softmax(top_k) };
         let inner = c.count("moe_intermediate_size", "expert_feed_forward_length");
         let shared_inner = c.count("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
         let conv_kernel = c.count("linear_conv_kernel_dim", "ssm.conv_kernel");
@@ -177,7 +177,7 @@ impl Config {
             full_interval,
             gdn: GdnShape { n_k, n_v, d_k, d_v, rule },
             conv_kernel,
-            moe: Moe { experts, inner, router, glu: Glu::Swiglu },
+            moe: Moe { experts, inner, router, bias: ExpertBias::default(), glu: Glu::Swiglu },
             shared_inner,
         })
     }

@@ -2,7 +2,7 @@
 //! (row, rank) or the expert's id fixes.
 
 use crate::error::{Error, Result};
-use device::{Buf, Device, ExpertMats, Glu, MatSet, Part, Pick, Routing, RowClass};
+use device::{Buf, Device, ExpertBias, ExpertMats, Glu, MatSet, Part, Pick, Routing, RowClass};
 use std::collections::BTreeMap;
 
 /// Routed rows of one layer.
@@ -57,7 +57,14 @@ pub(crate) struct LayerExperts {
 
 impl LayerExperts {
     pub(crate) fn mats(&self, glu: Glu) -> ExpertMats {
-        ExpertMats { gate: self.gate, up: self.up, down: self.down, slot_of: self.slot_of, glu }
+        ExpertMats {
+            gate: self.gate,
+            up: self.up,
+            down: self.down,
+            slot_of: self.slot_of,
+            bias: ExpertBias::default(),
+            glu,
+        }
     }
 }
 

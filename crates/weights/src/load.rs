@@ -146,7 +146,14 @@ impl Weights {
 }
 
 fn mat(b: &Bound, buf: Buf) -> Mat {
-    Mat { n: b.n, k: b.k, fmt: Format::Plain(b.dtype), layout: Layout::File, planes: [Some(buf), None, None, None] }
+    Mat {
+        n: b.n,
+        k: b.k,
+        fmt: Format::Plain(b.dtype),
+        layout: Layout::File,
+        row_step: 1,
+        planes: [Some(buf), None, None, None],
+    }
 }
 
 fn assemble(sets: &[(Proj, MatSet)]) -> Option<LayerExperts> {

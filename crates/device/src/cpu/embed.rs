@@ -4,17 +4,18 @@ use super::Cx;
 use super::product::SMALL;
 use super::ptr::Ptr;
 use crate::error::{Error, Result};
-use crate::op::row_bytes;
+use crate::op::{extent_bytes, row_bytes, row_stride};
 use crate::view::{Mat, View};
 use checkpoint::Format;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// `out[i] = table[ids[i]]`, zeros for an id outside the table.
-pub fn embed(cx: &Cx, out: &View, table: &Mat, ids: &View) -> Result<()> {
+/// `out[i] = scale * table[ids[i]]`, zeros for an id outside the table.
+pub fn embed(cx: &Cx, out: &View, table: &Mat, ids: &View, scale: f32) -> Result<()> {
     let none = || Error::NoKernel { op: "embed", fmt: table.fmt.to_string() };
     let Format::Plain(dtype) = table.fmt else { return Err(none()) };
-    let row = row_bytes(table).ok_or_else(none)? as usize;
-    let bytes = table.planes[0].ok_or(Error::BadBuf)?.slice(0, row as u64 * table.n as u64).ok_or(Error::BadBuf)?;
+    let (row, step) = (row_bytes(table).ok_or_else(none)? as usize, row_stride(table).ok_or_else(none)? as usize);
+    let all = extent_bytes(table).ok_or_else(none)?;
+    let bytes = table.planes[0].ok_or(Error::BadBuf)?.slice(0, all).ok_or(Error::BadBuf)?;
     let from = Ptr::of(cx.mem.ptr(&bytes)?);
     let (to, stride, k) = (cx.f32(out)?, out.stride[0] as usize, table.k as usize);
     let (ids, id_stride) = (cx.i32(ids)?, ids.stride[0] as usize);
@@ -27,9 +28,12 @@ pub fn embed(cx: &Cx, out: &View, table: &Mat, ids: &View) -> Result<()> {
         match usize::try_from(id) {
             Ok(id) if id < table.n as usize => {
                 // SAFETY: row `id` lies inside the table, which nobody writes.
-                let codes = unsafe { from.slice(id * row, row) };
+                let codes = unsafe { from.slice(id * step, row) };
                 if dtype.decode(codes, to).is_err() {
                     failed.store(true, Relaxed);
+                }
+                if scale != 1.0 {
+                    to.iter_mut().for_each(|x| *x *= scale);
                 }
             }
             _ => to.fill(0.0),

@@ -6,11 +6,13 @@
 
 use super::Cx;
 use super::lanes::{Lanes, Work, dispatch};
+use super::mat::TILE;
 use super::product::{Acts, Matrix, SMALL, Scratch, acts_bytes, tiles_per_task};
 use super::ptr::Ptr;
+use super::span::vector;
 use crate::error::{Error, Result};
 use crate::op::{Acc, Part, Pick, Routing};
-use crate::view::{ExpertMats, Glu, MatSet, View};
+use crate::view::{Buf, ExpertMats, Glu, MatSet, View};
 use std::ops::Range;
 
 /// The op's operands.
@@ -36,6 +38,9 @@ struct Expert {
     gate: Matrix,
     up: Matrix,
     down: Matrix,
+    gate_bias: Option<Ptr<f32>>,
+    up_bias: Option<Ptr<f32>>,
+    down_bias: Option<Ptr<f32>>,
     places: Range<usize>,
 }
 
@@ -67,6 +72,23 @@ fn slot(cx: &Cx, e: &ExpertMats, expert: u32) -> Result<u32> {
     u32::try_from(slot).map_err(|_| Error::BadBuf)
 }
 
+/// The `n` numbers of an expert's bias.
+fn bias(cx: &Cx, b: Option<Buf>, expert: u32, n: usize) -> Result<Option<Ptr<f32>>> {
+    let Some(b) = b else { return Ok(None) };
+    let at = b.slice(expert as u64 * n as u64 * 4, n as u64 * 4).ok_or(Error::BadBuf)?;
+    vector(cx.mem, &at, n).map(Some)
+}
+
+/// Adds columns `column ..` of a bias.
+#[inline(always)]
+fn add_bias(y: &mut [f32], bias: Option<Ptr<f32>>, column: usize) {
+    if let Some(b) = bias {
+        // SAFETY: a bias has an element per column, and nobody writes it.
+        let b = unsafe { b.slice(column, y.len()) };
+        y.iter_mut().zip(b).for_each(|(y, b)| *y += b);
+    }
+}
+
 fn plan(cx: &Cx, g: &Group) -> Result<Plan> {
     let (ids, stride) = (cx.i32(&g.routed.ids)?, g.routed.ids.stride[0] as usize);
     let (n, k) = (g.routed.ids.rows as usize, g.routed.ids.cols as usize);
@@ -80,11 +102,15 @@ fn plan(cx: &Cx, g: &Group) -> Result<Plan> {
     for expert in chosen(g.pick, &pairs) {
         let slot = slot(cx, g.e, expert)?;
         let (gate, up, down) = (matrix(&g.e.gate, slot)?, matrix(&g.e.up, slot)?, matrix(&g.e.down, slot)?);
+        let bias = |b: Option<Buf>, n: usize| bias(cx, b, expert, n);
+        let (gate_bias, up_bias) = (bias(g.e.bias.gate, gate.n)?, bias(g.e.bias.up, up.n)?);
+        let down_bias = bias(g.e.bias.down, down.n)?;
         let first = out.places.len();
         let from = pairs.partition_point(|&(id, _)| id < expert);
         out.places.extend(pairs[from..].iter().take_while(|&&(id, _)| id == expert).map(|&(_, at)| at));
         if out.places.len() > first {
-            out.experts.push(Expert { gate, up, down, places: first..out.places.len() });
+            let places = first..out.places.len();
+            out.experts.push(Expert { gate, up, down, gate_bias, up_bias, down_bias, places });
         }
     }
     Ok(out)
@@ -143,9 +169,15 @@ fn gate_up(cx: &Cx, g: &Group, plan: &Plan, x: &Acts) -> Result<()> {
         // SAFETY: `x` holds the rows of all places, and `mid` is written by this op alone.
         unsafe {
             e.gate.product(x, places.len(), row, tiles.clone(), |i, column, y| {
-                part(i, column, y.len()).copy_from_slice(y);
+                let gate = part(i, column, y.len());
+                gate.copy_from_slice(y);
+                add_bias(gate, e.gate_bias, column);
             });
-            e.up.product(x, places.len(), row, tiles, |i, column, up| {
+            e.up.product(x, places.len(), row, tiles, |i, column, y| {
+                let mut up = [0.0; TILE];
+                let up = &mut up[..y.len()];
+                up.copy_from_slice(y);
+                add_bias(up, e.up_bias, column);
                 dispatch(cx.isa, GluOf { glu: g.e.glu, gate: part(i, column, up.len()), up });
             });
         }
@@ -167,9 +199,7 @@ impl Work for GluOf<'_> {
             // SAFETY: at < n, and no more than n - at elements are touched.
             unsafe {
                 let (gate, up) = (self.gate.as_mut_ptr().add(at), L::get(self.up.as_ptr().add(at), n - at));
-                match self.glu {
-                    Glu::Swiglu => L::get(gate, n - at).silu().mul(up).put(gate, n - at),
-                }
+                L::get(gate, n - at).glu(self.glu, up).put(gate, n - at);
             }
         }
     }
@@ -185,7 +215,9 @@ fn down_to_parts(cx: &Cx, g: &Group, plan: &Plan, x: &Acts, to: &View) -> Result
         let put = |i: usize, column: usize, v: &[f32]| {
             let at = places[i] / k * stride[0] + places[i] % k * stride[1] + column;
             // SAFETY: inside a checked view, and no other task has these columns of this place.
-            unsafe { y.slice_mut(at, v.len()) }.copy_from_slice(v);
+            let y = unsafe { y.slice_mut(at, v.len()) };
+            y.copy_from_slice(v);
+            add_bias(y, e.down_bias, column);
         };
         // SAFETY: `x` holds all places, and nobody writes them now.
         unsafe { e.down.product(x, places.len(), |i| places[i], tiles, put) }
@@ -209,7 +241,11 @@ fn down_to_sum(cx: &Cx, g: &Group, plan: &Plan, x: &Acts, to: &View) -> Result<(
                 // SAFETY: inside checked views; no other task has these columns, and nobody writes the weights.
                 let (y, w) =
                     unsafe { (y.slice_mut(row * stride + column, v.len()), w.slice(row * w_stride + rank, 1)[0]) };
-                y.iter_mut().zip(v).for_each(|(y, v)| *y += w * v);
+                let mut out = [0.0; TILE];
+                let out = &mut out[..v.len()];
+                out.copy_from_slice(v);
+                add_bias(out, e.down_bias, column);
+                y.iter_mut().zip(out).for_each(|(y, v)| *y += w * *v);
             };
             // SAFETY: `x` holds all places, and nobody writes them now.
             unsafe { e.down.product(x, places.len(), |i| places[i], task * per..tiles.min((task + 1) * per), put) }

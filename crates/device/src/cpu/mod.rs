@@ -109,11 +109,14 @@ impl Kernels for CpuKernels {
             Op::Gate { .. } => 0,
             Op::Glu { .. } => 0,
             Op::Add { .. } => 0,
+            Op::Zero { .. } => 0,
+            Op::Scale { .. } => 0,
+            Op::Softcap { .. } => 0,
             Op::Append { .. } => 0,
             Op::Attention { q, st, rows, .. } => history::scratch(q, st, rows, caps),
             Op::ConvSilu { x, kernel, .. } => recurrent::conv_scratch(x, *kernel),
             Op::GatedDelta { g, rows, .. } => recurrent::delta_scratch(g, rows, caps),
-            Op::Route { .. } => 0,
+            Op::Route { logits, router, .. } => rows::route_scratch(logits, router),
             Op::Combine { .. } => 0,
             Op::GatherRows { .. } => 0,
         }
@@ -121,7 +124,7 @@ impl Kernels for CpuKernels {
     fn execute(&mut self, mem: &HostMemory, op: &Op, scratch: Buf) -> Result<()> {
         let cx = &Cx { mem, pool: &self.pool, isa: self.isa, scratch };
         match op {
-            Op::Embed { out, table, ids } => embed::embed(cx, out, table, ids),
+            Op::Embed { out, table, ids, scale } => embed::embed(cx, out, table, ids, *scale),
             Op::Linear { out, x, w, bias, add, .. } => linear::linear(cx, out, x, w, bias.as_ref(), *add),
             Op::ExpertGroup { dst, mid, h, routed, e, pick, part, .. } => {
                 experts::expert_group(cx, &experts::Group { dst, mid, h, routed, e, pick, part: *part })
@@ -131,6 +134,9 @@ impl Kernels for CpuKernels {
             Op::Gate { x, g, act } => rows::gate(cx, x, g, *act),
             Op::Glu { out, gate, up, glu } => rows::glu(cx, out, gate, up, *glu),
             Op::Add { x, y } => rows::add(cx, x, y),
+            Op::Zero { x } => rows::zero(cx, x),
+            Op::Scale { x, by } => rows::scale(cx, x, by),
+            Op::Softcap { x, cap } => rows::softcap(cx, x, *cap),
             Op::Append { st, rows, k, v } => history::append(cx, st, rows, k, v),
             Op::Attention { out, q, st, rows, scale, window, sinks } => {
                 history::attention(cx, out, q, st, rows, *scale, *window, sinks.as_ref())

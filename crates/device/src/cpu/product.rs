@@ -32,9 +32,9 @@ impl Matrix {
     pub fn new(cx: &Cx, op: &'static str, m: &Mat) -> Result<Self> {
         let none = || Error::NoKernel { op, fmt: m.fmt.to_string() };
         let kernel = mat::pick(&m.fmt, cx.isa).ok_or_else(none)?;
-        let row = op::row_bytes(m).ok_or_else(none)?;
+        let (row, all) = (op::row_stride(m).ok_or_else(none)?, op::extent_bytes(m).ok_or_else(none)?);
         // Slots of a set share the length of the whole: only the matrix itself is looked up.
-        let bytes = m.planes[0].ok_or(Error::BadBuf)?.slice(0, row * m.n as u64).ok_or(Error::BadBuf)?;
+        let bytes = m.planes[0].ok_or(Error::BadBuf)?.slice(0, all).ok_or(Error::BadBuf)?;
         let base = Ptr::of(cx.mem.ptr(&bytes)?);
         Ok(Matrix { kernel, base, row: row as usize, n: m.n as usize, k: m.k as usize })
     }

@@ -6,11 +6,11 @@ use crate::host::HostMemory;
 use crate::op::{ActFn, Pairing, Rope};
 use crate::view::{Buf, Glu, Mat, View};
 
-pub fn embed(mem: &HostMemory, out: &View, table: &Mat, ids: &View) -> Result<()> {
+pub fn embed(mem: &HostMemory, out: &View, table: &Mat, ids: &View, scale: f32) -> Result<()> {
     let mut all = Vec::new();
     for id in ints(mem, ids)? {
         match u32::try_from(id) {
-            Ok(id) if id < table.n => all.extend(mat_row(mem, table, id)?),
+            Ok(id) if id < table.n => all.extend(mat_row(mem, table, id)?.into_iter().map(|x| x * scale)),
             _ => all.extend(std::iter::repeat_n(0.0, table.k as usize)),
         }
     }
@@ -92,7 +92,20 @@ pub fn gate(mem: &HostMemory, x: &View, g: &View, act: ActFn) -> Result<()> {
 pub fn glu_of(glu: Glu, gate: f32, up: f32) -> f32 {
     match glu {
         Glu::Swiglu => silu(gate) * up,
+        Glu::GegluTanh => gelu_tanh(gate) * up,
+        Glu::SwigluClamped { limit, alpha } => {
+            // `f32::clamp` hands on NaN, `f32::min` does not.
+            let (gate, up) = (gate.clamp(f32::NEG_INFINITY, limit), up.clamp(-limit, limit));
+            (up + 1.0) * gate * sigmoid(alpha * gate)
+        }
     }
+}
+
+/// In f64: `1 + tanh` of a large negative number would lose everything in f32.
+fn gelu_tanh(x: f32) -> f32 {
+    let x = x as f64;
+    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+    (x * (1.0 + inner.tanh()) / 2.0) as f32
 }
 
 pub fn glu(mem: &HostMemory, out: &View, gate: &View, up: &View, glu: Glu) -> Result<()> {
@@ -104,6 +117,18 @@ pub fn add(mem: &HostMemory, x: &View, y: &View) -> Result<()> {
     let (mut v, y) = (floats(mem, x)?, floats(mem, y)?);
     v.iter_mut().zip(y).for_each(|(x, y)| *x += y);
     put(mem, x, &v)
+}
+
+pub fn scale(mem: &HostMemory, x: &View, by: &Buf) -> Result<()> {
+    let by = floats_at(mem, by, 0, by.bytes() / 4)?;
+    let mut v = floats(mem, x)?;
+    v.iter_mut().enumerate().for_each(|(i, x)| *x *= by[i % by.len()]);
+    put(mem, x, &v)
+}
+
+pub fn softcap(mem: &HostMemory, x: &View, cap: f32) -> Result<()> {
+    let v = floats(mem, x)?;
+    put(mem, x, &v.iter().map(|x| cap * (x / cap).tanh()).collect::<Vec<_>>())
 }
 
 pub fn gather_rows(mem: &HostMemory, out: &View, x: &View, rows: &View) -> Result<()> {

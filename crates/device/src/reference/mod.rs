@@ -43,13 +43,16 @@ impl Kernels for ReferenceKernels {
     }
     fn execute(&mut self, mem: &HostMemory, op: &Op, _: Buf) -> Result<()> {
         match op {
-            Op::Embed { out, table, ids } => basic::embed(mem, out, table, ids),
+            Op::Embed { out, table, ids, scale } => basic::embed(mem, out, table, ids, *scale),
             Op::RmsNorm { out, x, w, eps } => basic::rms_norm(mem, out, x, w.as_ref(), *eps),
             Op::Linear { out, x, w, bias, add, .. } => basic::linear(mem, out, x, w, bias.as_ref(), *add),
             Op::Rope { x, pos, rope } => basic::rope(mem, x, pos, rope),
             Op::Gate { x, g, act } => basic::gate(mem, x, g, *act),
             Op::Glu { out, gate, up, glu } => basic::glu(mem, out, gate, up, *glu),
             Op::Add { x, y } => basic::add(mem, x, y),
+            Op::Zero { x } => values::put(mem, x, &vec![0.0; (x.rows * x.width()) as usize]),
+            Op::Scale { x, by } => basic::scale(mem, x, by),
+            Op::Softcap { x, cap } => basic::softcap(mem, x, *cap),
             Op::GatherRows { out, x, rows } => basic::gather_rows(mem, out, x, rows),
             Op::Append { st, rows, k, v } => attention::append(mem, st, rows, k, v),
             Op::Attention { out, q, st, rows, scale, window, sinks } => {

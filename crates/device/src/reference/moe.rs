@@ -1,28 +1,51 @@
 //! Routing and routed experts.
 
-use super::basic::{dot, glu_of};
-use super::values::{floats, ints, mat, put, put_ints};
+use super::basic::{dot, glu_of, sigmoid};
+use super::values::{floats, floats_at, ints, mat, put, put_ints};
 use crate::error::{Error, Result};
 use crate::host::HostMemory;
-use crate::op::{Acc, Part, Pick, Router, RouterScore, Routing};
-use crate::view::{ExpertMats, Mat, MatSet, View};
+use crate::op::{Acc, Groups, Part, Pick, Router, RouterScore, Routing};
+use crate::view::{Buf, ExpertMats, Mat, MatSet, View};
 
 pub fn route(mem: &HostMemory, out: &Routing, logits: &View, router: &Router) -> Result<()> {
     let (k, experts) = (router.k as usize, logits.cols as usize);
+    let bias = each_expert(mem, router.bias.as_ref(), experts, 0.0)?;
+    let factor = each_expert(mem, router.per_expert.as_ref(), experts, 1.0)?;
     let (mut ids, mut ws) = (Vec::new(), Vec::new());
     for row in floats(mem, logits)?.chunks_exact(experts) {
         let p = match router.score {
             RouterScore::Softmax => softmax(row),
+            RouterScore::Sigmoid => row.iter().map(|&x| sigmoid(x)).collect(),
         };
-        let mut order: Vec<usize> = (0..experts).collect();
-        order.sort_by(|&i, &j| p[j].total_cmp(&p[i]).then(i.cmp(&j)));
-        let top = &order[..k];
-        let sum: f32 = if router.renormalise { top.iter().map(|&i| p[i]).sum() } else { 1.0 };
+        let choice: Vec<f32> = p.iter().zip(&bias).map(|(p, b)| p + b).collect();
+        let open = router.groups.map_or_else(|| (0..experts).collect(), |g| in_best_groups(&choice, g));
+        let top = &greatest(&choice, open)[..k];
+        let least = if router.score == RouterScore::Sigmoid { 1e-20 } else { 0.0 };
+        let sum: f32 = if router.renormalise { top.iter().map(|&i| p[i]).sum::<f32>() + least } else { 1.0 };
         ids.extend(top.iter().map(|&i| i as i32));
-        ws.extend(top.iter().map(|&i| p[i] / sum));
+        ws.extend(top.iter().map(|&i| p[i] / sum * router.scale * factor[i]));
     }
     put_ints(mem, &out.ids, &ids)?;
     put(mem, &out.w, &ws)
+}
+
+fn each_expert(mem: &HostMemory, b: Option<&Buf>, experts: usize, absent: f32) -> Result<Vec<f32>> {
+    b.map_or_else(|| Ok(vec![absent; experts]), |b| floats_at(mem, b, 0, experts as u64))
+}
+
+/// `among` by falling value, ties to the lower.
+fn greatest(x: &[f32], mut among: Vec<usize>) -> Vec<usize> {
+    among.sort_by(|&i, &j| x[j].total_cmp(&x[i]).then(i.cmp(&j)));
+    among
+}
+
+/// Experts of the groups whose two greatest choices make the greatest sums.
+fn in_best_groups(choice: &[f32], g: Groups) -> Vec<usize> {
+    let size = choice.len() / g.n as usize;
+    let of = |group: &[f32]| greatest(group, (0..size).collect()).iter().take(2).map(|&i| group[i]).sum::<f32>();
+    let sums: Vec<f32> = choice.chunks(size).map(of).collect();
+    let best = greatest(&sums, (0..g.n as usize).collect());
+    best[..g.keep as usize].iter().flat_map(|&group| group * size..(group + 1) * size).collect()
 }
 
 fn softmax(x: &[f32]) -> Vec<f32> {
@@ -75,17 +98,26 @@ pub fn expert_group(
         let s = slot(mem, e, expert)?.ok_or(Error::BadBuf)?;
         let (gate, up) = (product(mem, &e.gate, s)?.1, product(mem, &e.up, s)?.1);
         let down = product(mem, &e.down, s)?.1;
+        let bias = |b: Option<Buf>, n: usize| match b {
+            Some(b) => floats_at(mem, &b, expert as u64 * n as u64, n as u64),
+            None => Ok(vec![0.0; n]),
+        };
+        let (gate_bias, up_bias) = (bias(e.bias.gate, inner)?, bias(e.bias.up, inner)?);
+        let down_bias = bias(e.bias.down, width)?;
         for at in (0..ids.len()).filter(|&i| ids[i] == expert as i32) {
             let row = &hs[at / k * width..][..width];
             let m = &mut mids[at * inner..][..inner];
             if part != Part::Down {
-                m.iter_mut().enumerate().for_each(|(i, m)| *m = glu_of(e.glu, dot(row, &gate[i]), dot(row, &up[i])));
+                m.iter_mut().enumerate().for_each(|(i, m)| {
+                    *m = glu_of(e.glu, dot(row, &gate[i]) + gate_bias[i], dot(row, &up[i]) + up_bias[i]);
+                });
             }
             if part != Part::GateUp {
                 for (j, w) in down.iter().enumerate() {
+                    let out = dot(m, w) + down_bias[j];
                     match dst {
-                        Acc::Parts(_) => y[at * width + j] = dot(m, w),
-                        Acc::Sum(_) => y[at / k * width + j] += ws[at] * dot(m, w),
+                        Acc::Parts(_) => y[at * width + j] = out,
+                        Acc::Sum(_) => y[at / k * width + j] += ws[at] * out,
                     }
                 }
             }

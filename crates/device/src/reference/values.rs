@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::host::HostMemory;
-use crate::op::row_bytes;
+use crate::op::{row_bytes, row_stride};
 use crate::view::{Buf, Mat, View};
 
 fn each_run(v: &View, mut f: impl FnMut(usize)) {
@@ -74,7 +74,7 @@ pub fn mat_row(mem: &HostMemory, m: &Mat, n: u32) -> Result<Vec<f32>> {
     let no_kernel = || Error::NoKernel { op: "decode", fmt: m.fmt.to_string() };
     let (checkpoint::Format::Plain(t), Some(plane)) = (m.fmt, m.planes[0]) else { return Err(no_kernel()) };
     let bytes = row_bytes(m).ok_or_else(no_kernel)?;
-    let row = plane.slice(bytes * n as u64, bytes).ok_or(Error::BadBuf)?;
+    let row = plane.slice(row_stride(m).ok_or_else(no_kernel)? * n as u64, bytes).ok_or(Error::BadBuf)?;
     let mut out = vec![0.0; m.k as usize];
     t.decode(mem.bytes(&row)?, &mut out).map_err(|_| no_kernel())?;
     Ok(out)

@@ -3,7 +3,8 @@
 use super::Case;
 use super::random::Random;
 use super::world::{Grade, Shape, World, dense};
-use device::{ActFn, Glu, Op, Pairing, Rope, Router, RouterScore, Routing, View, tolerance};
+use checkpoint::{DType, Format};
+use device::{ActFn, Glu, Groups, Layout, Mat, Op, Pairing, Rope, Router, RouterScore, Routing, View, tolerance};
 
 fn shapes() -> Vec<Shape> {
     let sizes = [(1, 1, 1), (1, 1, 64), (3, 1, 576), (2, 5, 80), (7, 3, 13), (65, 2, 33), (1, 1, 4099), (40, 8, 128)];
@@ -73,11 +74,14 @@ pub fn gate() -> Vec<Case> {
 }
 
 pub fn glu() -> Vec<Case> {
-    let each = |(i, s): (usize, Shape)| {
-        Case::new(format!("glu {s:?}"), move |w| {
+    let kinds = [Glu::Swiglu, Glu::GegluTanh, Glu::SwigluClamped { limit: 7.0, alpha: 1.702 }];
+    let each = |(i, (s, glu)): (usize, (Shape, Glu))| {
+        Case::new(format!("{glu:?} {s:?}"), move |w| {
             let mut r = Random::new(i as u64);
             let grade = Grade::Close(tolerance::ACTIVATION);
-            let (g, u) = (r.floats(s.len(), 10.0), r.floats(s.len(), 2.0));
+            let (mut g, u) = (r.floats(s.len(), 10.0), r.floats(s.len(), 9.0));
+            g[0] = -200.0;
+            *g.last_mut().unwrap() = 200.0;
             // In place of the gate, of the other half, or apart.
             let gate = if i % 3 == 0 { w.inout("gate", grade, s, &g) } else { w.input("gate", s, &g) };
             let up = if i % 3 == 1 { w.inout("up", grade, s, &u) } else { w.input("up", s, &u) };
@@ -86,10 +90,11 @@ pub fn glu() -> Vec<Case> {
                 1 => up,
                 _ => w.output("out", grade, s.gaps(i % 2 == 0)),
             };
-            Op::Glu { out, gate, up, glu: Glu::Swiglu }
+            Op::Glu { out, gate, up, glu }
         })
     };
-    shapes().into_iter().enumerate().map(each).collect()
+    let all = kinds.into_iter().flat_map(|glu| shapes().into_iter().map(move |s| (s, glu)));
+    all.enumerate().map(each).collect()
 }
 
 /// Halves of one buffer, as a fused projection leaves them.
@@ -112,6 +117,62 @@ pub fn add() -> Vec<Case> {
         })
     };
     shapes().into_iter().enumerate().map(each).collect()
+}
+
+pub fn zero() -> Vec<Case> {
+    let each = |s: Shape| Case::new(format!("zero {s:?}"), move |w| Op::Zero { x: w.output("x", Grade::Exact, s) });
+    shapes().into_iter().map(each).collect()
+}
+
+pub fn scale() -> Vec<Case> {
+    let each = |(i, s): (usize, Shape)| {
+        Case::new(format!("scale {s:?}"), move |w| {
+            let mut r = Random::new(i as u64);
+            let x = w.inout("x", Grade::Exact, s, &r.floats(s.len(), 2.0));
+            let n = if i % 3 == 0 { 1 } else { s.cols as usize };
+            Op::Scale { x, by: w.vector("by", &r.floats(n, 2.0)) }
+        })
+    };
+    shapes().into_iter().enumerate().map(each).collect()
+}
+
+pub fn softcap() -> Vec<Case> {
+    let each = |(i, s): (usize, Shape)| {
+        Case::new(format!("softcap {s:?}"), move |w| {
+            let mut r = Random::new(i as u64);
+            // From where tanh is a straight line to far beyond its limit.
+            let mut x = r.floats(s.len(), [0.5, 30.0, 200.0][i % 3]);
+            x[0] = 1e-6;
+            *x.last_mut().unwrap() = -1e9;
+            let x = w.inout("x", Grade::Close(tolerance::ACTIVATION), s, &x);
+            Op::Softcap { x, cap: [30.0, 50.0][i % 2] }
+        })
+    };
+    shapes().into_iter().enumerate().map(each).collect()
+}
+
+/// Tables of plain numbers, some of whose ids are no rows, some with another table's rows between theirs.
+pub fn embed() -> Vec<Case> {
+    let each = |(i, (n, vocab, cols)): (usize, (u32, u32, u32))| {
+        Case::new(format!("embed {n} of [{vocab}, {cols}]"), move |w| {
+            let mut r = Random::new(i as u64);
+            let row_step = 1 + i as u32 % 2;
+            let table = w.vector("table", &r.floats((vocab * row_step * cols) as usize, 1.0));
+            let mut ids: Vec<i32> = (0..n).map(|_| r.below(vocab as usize) as i32).collect();
+            if n > 2 {
+                (ids[0], ids[1]) = (-1, vocab as i32);
+            }
+            let ids = w.ints("ids", dense(n, 1, 1).gaps(i == 1), &ids);
+            let (fmt, layout) = (Format::Plain(DType::F32), Layout::File);
+            // The odd rows: what is behind the last of them is nothing.
+            let first = (row_step - 1) as u64 * cols as u64 * 4;
+            let plane = table.slice(first, table.bytes() - first);
+            let table = Mat { n: vocab, k: cols, fmt, layout, row_step, planes: [plane, None, None, None] };
+            let out = w.output("out", Grade::Exact, dense(n, 1, cols).gaps(i % 2 == 0));
+            Op::Embed { out, table, ids, scale: [1.0, 73.5][i % 2] }
+        })
+    };
+    [(1, 3, 64), (5, 9, 37), (70, 12, 576), (3, 4, 1)].into_iter().enumerate().map(each).collect()
 }
 
 pub fn gather_rows() -> Vec<Case> {
@@ -152,9 +213,53 @@ pub fn route() -> Vec<Case> {
                 let ids = w.output_ints("expert ids", dense(n, 1, k).gaps(gaps));
                 let weights = w.output("weights", Grade::Close(tolerance::ROUTE), dense(n, 1, k).gaps(!gaps));
                 let logits = w.input("logits", dense(n, 1, experts).gaps(gaps), &logits);
-                let router = Router { k, score: RouterScore::Softmax, renormalise };
+                let router = Router { renormalise, ..Router::softmax(k) };
                 Op::Route { out: Routing { ids, w: weights }, logits, router }
             }));
+        }
+    }
+    all
+}
+
+/// Everything a router can be beside a plain softmax. Choices are well apart: logits are a permutation of spaced values,
+/// and a bias moves them by other amounts than the space.
+pub fn route_by_scores() -> Vec<Case> {
+    let mut all = Vec::new();
+    for (i, (n, experts, k, groups)) in [
+        (1, 8, 2, None),
+        (5, 128, 8, None),
+        (70, 60, 4, None),
+        (9, 64, 6, Some(Groups { n: 8, keep: 3 })),
+        (4, 6, 2, Some(Groups { n: 6, keep: 4 })),
+        (3, 256, 8, Some(Groups { n: 4, keep: 4 })),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for (j, score) in [RouterScore::Sigmoid, RouterScore::Softmax].into_iter().enumerate() {
+            for (biased, renormalise) in [(false, true), (true, false), (true, true)] {
+                let name =
+                    format!("route {n} x {k} of {experts} by {score:?}, bias {biased}, {groups:?}, {renormalise}");
+                all.push(Case::new(name, move |w| {
+                    let mut r = Random::new((2 * i + j) as u64);
+                    let spread = 6.0 / experts as f32;
+                    let row = |r: &mut Random| -> Vec<f32> {
+                        r.order(experts as usize).iter().map(|&v| v as f32 * spread - 3.0).collect()
+                    };
+                    let mut logits: Vec<f32> = (0..n).flat_map(|_| row(&mut r)).collect();
+                    // Ties, of experts and of groups.
+                    let last = logits.len() - experts as usize;
+                    logits[last..].fill(1.0);
+                    let bias = biased.then(|| w.vector("bias", &r.floats(experts as usize, 1.0)));
+                    let per_expert = (i % 2 == 0).then(|| w.vector("per_expert", &r.floats(experts as usize, 2.0)));
+                    let ids = w.output_ints("expert ids", dense(n, 1, k).gaps(i % 2 == 0));
+                    let weights = w.output("weights", Grade::Close(tolerance::ROUTE), dense(n, 1, k));
+                    let logits = w.input("logits", dense(n, 1, experts).gaps(i % 2 == 1), &logits);
+                    let scale = [1.0, 2.5][j];
+                    let router = Router { k, score, bias, groups, renormalise, scale, per_expert };
+                    Op::Route { out: Routing { ids, w: weights }, logits, router }
+                }));
+            }
         }
     }
     all

@@ -126,10 +126,19 @@ pub fn append() -> Vec<Case> {
 pub fn attention_few() -> Vec<Case> {
     let mut all = Vec::new();
     for fmt in FORMATS {
-        for (i, shape) in
-            [(9, 3, 64), (4, 4, 16), (8, 1, 32), (6, 2, 80), (16, 2, 128), (9, 1, 256), (3, 1, 24), (22, 2, 8)]
-                .into_iter()
-                .enumerate()
+        for (i, shape) in [
+            (9, 3, 64),
+            (4, 4, 16),
+            (8, 1, 32),
+            (6, 2, 80),
+            (16, 2, 128),
+            (9, 1, 256),
+            (3, 1, 24),
+            (8, 1, 512),
+            (22, 2, 8),
+        ]
+        .into_iter()
+        .enumerate()
         {
             let base = attention_of(Few, fmt, shape, &[(0, 1), (63, 1), (700, 3), (255, 2)]);
             all.push(Attention { sinks: i % 2 == 1, ..base.clone() }.case());
@@ -154,10 +163,19 @@ pub fn attention_few() -> Vec<Case> {
 pub fn attention_many() -> Vec<Case> {
     let mut all = Vec::new();
     for fmt in FORMATS {
-        for (i, shape) in
-            [(9, 3, 64), (2, 2, 16), (8, 1, 32), (6, 2, 80), (8, 2, 128), (4, 1, 256), (3, 1, 24), (80, 1, 8)]
-                .into_iter()
-                .enumerate()
+        for (i, shape) in [
+            (9, 3, 64),
+            (2, 2, 16),
+            (8, 1, 32),
+            (6, 2, 80),
+            (8, 2, 128),
+            (4, 1, 256),
+            (3, 1, 24),
+            (8, 1, 512),
+            (80, 1, 8),
+        ]
+        .into_iter()
+        .enumerate()
         {
             let base = attention_of(Many, fmt, shape, &[(0, 70), (130, 1), (250, 40)]);
             all.push(Attention { sinks: i % 2 == 0, ..base.clone() }.case());

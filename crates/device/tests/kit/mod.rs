@@ -66,7 +66,14 @@ impl Rig {
     pub fn mat(&mut self, w: &Weights, offset: usize) -> Mat {
         let plane = self.bytes_at(offset, &w.bytes);
         let fmt = Format::Plain(w.dtype);
-        Mat { n: w.n as u32, k: w.k as u32, fmt, layout: Layout::File, planes: [Some(plane), None, None, None] }
+        Mat {
+            n: w.n as u32,
+            k: w.k as u32,
+            fmt,
+            layout: Layout::File,
+            row_step: 1,
+            planes: [Some(plane), None, None, None],
+        }
     }
     pub fn read(&mut self, v: View) -> Vec<f32> {
         self.dev.read_f32(v).unwrap()

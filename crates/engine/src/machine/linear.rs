@@ -58,7 +58,14 @@ fn layer(
     for (buf, byte) in [(plane, 0x11), (x.buf, 0x3f)] {
         dev.host_mut(buf).into_iter().for_each(|b| b.fill(byte));
     }
-    let w = Mat { n, k, fmt: Format::Plain(dtype), layout: Layout::File, planes: [Some(plane), None, None, None] };
+    let w = Mat {
+        n,
+        k,
+        fmt: Format::Plain(dtype),
+        layout: Layout::File,
+        row_step: 1,
+        planes: [Some(plane), None, None, None],
+    };
     let (mut times, begin) = (Vec::new(), Instant::now());
     while times.len() < 3 || (times.len() < 1000 && begin.elapsed() < time) {
         let start = Instant::now();

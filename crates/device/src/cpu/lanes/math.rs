@@ -1,6 +1,7 @@
 //! Transcendental functions over any vector.
 
 use super::Lanes;
+use crate::view::Glu;
 
 /// ln 2 cut so that its product with any exponent of an f32 is exact, and what is missing.
 const LN2_HIGH: f32 = 0.693_359_4;
@@ -29,6 +30,49 @@ pub fn exp<L: Lanes>(x: L) -> L {
 pub fn sigmoid<L: Lanes>(x: L) -> L {
     let one = L::splat(1.0);
     one.div(one.add(exp(L::zero().sub(x))))
+}
+
+/// Where `tanh` changes from a polynomial to exponentials.
+const TANH_NEAR: f32 = 0.625;
+
+/// Near zero the odd polynomial of the Cephes library (`x + x z P(z)`, `z = x^2`, off by less than 1e-7 of it), where
+/// `1 - 2 / (1 + e^2x)` would cancel.
+#[inline(always)]
+pub fn tanh<L: Lanes>(x: L) -> L {
+    let (one, z) = (L::splat(1.0), x.mul(x));
+    let mut p = L::splat(-5.704_988_7e-3);
+    for k in [2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1] {
+        p = p.fma(z, L::splat(k));
+    }
+    let near = p.mul(z).fma(x, x);
+    let far = one.sub(L::splat(2.0).div(one.add(exp(x.add(x)))));
+    // Zeros in one of the two: `near` from the limit on, `far` below it.
+    let size = x.max(L::zero().sub(x));
+    let below = L::splat(-f32::from_bits(TANH_NEAR.to_bits() - 1));
+    near.zero_where_below(L::zero().sub(size), below).add(far.zero_where_below(size, L::splat(TANH_NEAR)))
+}
+
+/// One element of a gated linear unit.
+#[inline(always)]
+pub fn glu<L: Lanes>(gate: L, glu: Glu, up: L) -> L {
+    match glu {
+        Glu::Swiglu => gate.silu().mul(up),
+        Glu::GegluTanh => gelu_tanh(gate).mul(up),
+        Glu::SwigluClamped { limit, alpha } => {
+            // The limits come first, so that a NaN of the operand is handed on.
+            let (top, bottom) = (L::splat(limit), L::splat(-limit));
+            let (gate, up) = (top.min(gate), bottom.max(top.min(up)));
+            up.add(L::splat(1.0)).mul(gate).mul(sigmoid(gate.mul(L::splat(alpha))))
+        }
+    }
+}
+
+/// `(1 + tanh(y)) / 2 = sigmoid(2 y)`, which keeps its digits for large negative y.
+#[inline(always)]
+fn gelu_tanh<L: Lanes>(x: L) -> L {
+    const TWICE_ROOT: f32 = 1.595_769_1;
+    let inner = x.mul(x).mul(L::splat(0.044715)).fma(x, x);
+    x.mul(sigmoid(inner.mul(L::splat(TWICE_ROOT))))
 }
 
 /// Sum of squares of `d` floats: four running sums over columns `4 N` apart, then a fixed tree, so the order is the same

@@ -12,6 +12,7 @@ mod math;
 mod plain;
 
 use super::Isa;
+use crate::view::Glu;
 pub use math::square_sum;
 
 /// Lanes of the widest set.
@@ -135,6 +136,16 @@ pub trait Lanes: Copy {
     #[inline(always)]
     fn silu(self) -> Self {
         self.mul(math::sigmoid(self))
+    }
+    /// The hyperbolic tangent.
+    #[inline(always)]
+    fn tanh(self) -> Self {
+        math::tanh(self)
+    }
+    /// A gated linear unit of the gate `self`.
+    #[inline(always)]
+    fn glu(self, glu: Glu, up: Self) -> Self {
+        math::glu(self, glu, up)
     }
 }
 

@@ -2,10 +2,11 @@
 
 use crate::cpu::Cx;
 use crate::cpu::lanes::{Lanes, Work, dispatch};
-use crate::cpu::span::Span;
+use crate::cpu::ptr::Ptr;
+use crate::cpu::span::{Span, vector};
 use crate::error::Result;
 use crate::op::ActFn;
-use crate::view::{Glu, View};
+use crate::view::{Buf, Glu, View};
 use std::ops::Range;
 
 /// Columns of one item: a single long row is shared out too.
@@ -30,13 +31,24 @@ impl Element for Gated {
     }
 }
 
-/// `silu(a) * b`.
+/// `act(a) * b`.
 #[derive(Copy, Clone)]
-struct Swiglu;
-impl Element for Swiglu {
+struct Unit(Glu);
+impl Element for Unit {
     #[inline(always)]
     fn of<L: Lanes>(self, a: L, b: L) -> L {
-        a.silu().mul(b)
+        a.glu(self.0, b)
+    }
+}
+
+/// `cap * tanh(a / cap)`.
+#[derive(Copy, Clone)]
+struct Capped(f32);
+impl Element for Capped {
+    #[inline(always)]
+    fn of<L: Lanes>(self, a: L, _: L) -> L {
+        let cap = L::splat(self.0);
+        cap.mul(a.div(cap).tanh())
     }
 }
 
@@ -95,13 +107,50 @@ pub fn gate(cx: &Cx, x: &View, g: &View, act: ActFn) -> Result<()> {
 }
 
 pub fn glu(cx: &Cx, out: &View, gate: &View, up: &View, glu: Glu) -> Result<()> {
-    match glu {
-        Glu::Swiglu => each(cx, Swiglu, 400, out, gate, up),
-    }
+    each(cx, Unit(glu), 400, out, gate, up)
 }
 
 pub fn add(cx: &Cx, x: &View, y: &View) -> Result<()> {
     each(cx, Sum, 100, x, x, y)
+}
+
+pub fn softcap(cx: &Cx, x: &View, cap: f32) -> Result<()> {
+    each(cx, Capped(cap), 400, x, x, x)
+}
+
+struct Scaled {
+    x: Span<f32>,
+    by: Ptr<f32>,
+    /// Whether `by` is one number.
+    one: bool,
+    runs: Range<usize>,
+}
+
+impl Work for Scaled {
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let width = self.x.cols;
+        for run in self.runs.clone() {
+            let x = self.x.at(run / self.x.heads, run % self.x.heads);
+            let mut at = 0;
+            while at < width {
+                // SAFETY: columns below the width of a checked view; runs are disjoint; `by` has one or `width` floats.
+                unsafe {
+                    let by =
+                        if self.one { L::splat(*self.by.raw()) } else { L::get(self.by.raw().add(at), width - at) };
+                    L::get(x.add(at), width - at).mul(by).put(x.add(at), width - at);
+                }
+                at += L::N;
+            }
+        }
+    }
+}
+
+pub fn scale(cx: &Cx, x: &View, by: &Buf) -> Result<()> {
+    let one = by.bytes() == 4;
+    let by = vector(cx.mem, by, if one { 1 } else { x.cols as usize })?;
+    let x = Span::floats(cx.mem, x)?;
+    cx.share(x.rows * x.heads, 5 + x.cols / 10, |runs| dispatch(cx.isa, Scaled { x, by, one, runs }))
 }
 
 struct Combine {
@@ -140,6 +189,16 @@ pub fn combine(cx: &Cx, out: &View, base: &View, parts: &View, w: &View) -> Resu
     let (out, base) = (Span::floats(cx.mem, out)?, Span::floats(cx.mem, base)?);
     let (parts, w) = (Span::floats(cx.mem, parts)?, Span::floats(cx.mem, w)?);
     cx.share(out.rows, ns, |rows| dispatch(cx.isa, Combine { out, base, parts, w, rows }))
+}
+
+pub fn zero(cx: &Cx, x: &View) -> Result<()> {
+    let x = Span::floats(cx.mem, x)?;
+    cx.share(x.rows * x.heads, 2 + x.cols / 16, |runs| {
+        for run in runs {
+            // SAFETY: columns of a checked view; runs are disjoint. Bytes of zero are the float zero.
+            unsafe { x.at(run / x.heads, run % x.heads).write_bytes(0, x.cols) };
+        }
+    })
 }
 
 /// An index outside `x` gives a row of zeros.
