@@ -3,13 +3,18 @@
 use crate::arena::{Arena, Region};
 use crate::error::{Error, Result};
 use crate::view::{Act, AllocId, Buf, View};
-use memory::{RegionSizes, Reservation};
+use memory::{Class, RegionSizes, Reservation};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 const PAGE: usize = 4096;
+/// A large page, which one entry of the address cache covers and hardware prefetches across.
+const LARGE: usize = 2 << 20;
 
 /// Zeroed, page-aligned memory. Pages that are never touched cost nothing: the allocator is asked for its own alignment
 /// and a page more, because zeroed memory of a larger alignment would be written at once.
+///
+/// Weights, of which every byte is used, ask the system for large pages as far as whole ones fit: `docs/experiments.md`,
+/// E5. What is left behind the last of them lies in small ones, so that no more is resident than was paid for.
 struct Block {
     start: *mut u8,
     layout: Layout,
@@ -19,18 +24,33 @@ struct Block {
 }
 
 impl Block {
-    fn new(bytes: u64) -> Result<Self> {
-        let size = usize::try_from(bytes.max(1)).ok().and_then(|s| s.checked_add(PAGE));
+    fn new(bytes: u64, dense: bool) -> Result<Self> {
+        let large = if dense { usize::try_from(bytes).map_or(0, |b| b / LARGE * LARGE) } else { 0 };
+        let align = if large > 0 { LARGE } else { PAGE };
+        let size = usize::try_from(bytes.max(1)).ok().and_then(|s| s.checked_add(align));
         let layout = size.and_then(|s| Layout::from_size_align(s, 16).ok()).ok_or(Error::OutOfMemory(bytes))?;
         // SAFETY: the layout's size is more than a page.
         let start = unsafe { alloc_zeroed(layout) };
         if start.is_null() {
             return Err(Error::OutOfMemory(bytes));
         }
-        let ptr = start.wrapping_add(start.addr().next_multiple_of(PAGE) - start.addr());
+        let ptr = start.wrapping_add(start.addr().next_multiple_of(align) - start.addr());
+        if large > 0 {
+            ask_for_large_pages(ptr, large);
+        }
         Ok(Block { start, layout, ptr, size: bytes.max(1) })
     }
 }
+
+/// Advice only: where the system has no large pages, or none free, small ones do.
+#[cfg(target_os = "linux")]
+fn ask_for_large_pages(at: *mut u8, bytes: usize) {
+    // SAFETY: the range is inside one live allocation and whole pages; the advice changes no contents.
+    let _ = unsafe { rustix::mm::madvise(at.cast(), bytes, rustix::mm::Advice::LinuxHugepage) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ask_for_large_pages(_: *mut u8, _: usize) {}
 
 impl Drop for Block {
     fn drop(&mut self) {
@@ -62,7 +82,7 @@ impl HostMemory {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn new(sizes: RegionSizes) -> Result<Self> {
-        let region = |b| Ok::<_, Error>(Some(Held::Own(Block::new(b)?, None)));
+        let region = |b| Ok::<_, Error>(Some(Held::Own(Block::new(b, false)?, None)));
         Ok(HostMemory { allocs: vec![region(sizes.step)?, region(sizes.carry)?], arena: Arena::new(sizes) })
     }
     fn insert(&mut self, h: Held) -> AllocId {
@@ -80,7 +100,7 @@ impl HostMemory {
     /// [`Error::OutOfMemory`].
     pub fn alloc(&mut self, r: Reservation) -> Result<Buf> {
         let bytes = r.bytes();
-        let block = Block::new(bytes)?;
+        let block = Block::new(bytes, r.class() == Class::Weights)?;
         Ok(Buf::whole(self.insert(Held::Own(block, Some(r))), bytes))
     }
     /// Gives an allocation back.

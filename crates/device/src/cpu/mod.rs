@@ -16,6 +16,7 @@ mod product;
 mod ptr;
 mod recurrent;
 mod rows;
+mod share;
 mod span;
 
 use crate::device::Caps;

@@ -62,7 +62,12 @@ pub trait TileX512: TileX86 {
     unsafe fn columns(rows: Sixteen, g: usize) -> [__m512i; 8] {
         // SAFETY: the caller's promise.
         let [a, b, c, d] = unsafe {
-            [Self::quad(rows.quad(0), g), Self::quad(rows.quad(1), g), Self::quad(rows.quad(2), g), Self::quad(rows.quad(3), g)]
+            [
+                Self::quad(rows.quad(0), g),
+                Self::quad(rows.quad(1), g),
+                Self::quad(rows.quad(2), g),
+                Self::quad(rows.quad(3), g),
+            ]
         };
         join(transpose([a[0], b[0], c[0], d[0]]), transpose([a[1], b[1], c[1], d[1]]))
     }
@@ -202,13 +207,12 @@ macro_rules! packed {
             #[inline]
             #[target_feature(enable = "avx512f,avx512bw")]
             unsafe fn columns(rows: Sixteen, g: usize) -> [__m512i; 8] {
-                // SAFETY: the caller's promise, also below.
+                // SAFETY: the caller's promise.
                 let quad = |q: usize| unsafe {
                     let ($b, $g) = blocks::<Self>(rows.quad(q), g);
                     load(each!($b, |$b| $packed))
                 };
-                // SAFETY: as above.
-                unsafe { split([quad(0), quad(1), quad(2), quad(3)], |v| $decode(v)) }
+                split([quad(0), quad(1), quad(2), quad(3)], |v| $decode(v))
             }
         });
     };
@@ -272,10 +276,7 @@ quad!(
             };
             let half = |at: usize| split([quad(0, at), quad(1, at), quad(2, at), quad(3, at)], |v| nibbles(v));
             let (a, b) = (half(0), half(16));
-            [
-                [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]],
-                [a[4], a[5], a[6], a[7], b[4], b[5], b[6], b[7]],
-            ]
+            [[a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]], [a[4], a[5], a[6], a[7], b[4], b[5], b[6], b[7]]]
         }
     }
 );

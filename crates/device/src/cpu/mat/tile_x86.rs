@@ -17,13 +17,18 @@ const _: () = assert!(
     "`Scales::Six` says where they are"
 );
 
-/// Asks for bytes `from .. to` behind the tile, which as a rule belong to the next tile. Kernels read many rows at a
-/// time and nothing that prefetches by itself makes sense of that; bytes asked for in their order it does.
+/// Least distance of what is asked for ahead: small tiles are over before memory answers.
+const AHEAD: usize = 16 << 10;
+
+/// Asks for bytes `from .. to` behind the tile or a little further, which as a rule belong to the tiles that are next.
+/// Kernels read many rows at a time and nothing that prefetches by itself makes sense of that; bytes asked for in their
+/// order it does.
 #[inline(always)]
 pub fn prefetch(w: &Weights, from: usize, to: usize) {
+    let ahead = (TILE * w.row).max(AHEAD);
     for at in (from..to).step_by(64) {
         // SAFETY: every x86-64 CPU has it, and prefetching reads nothing, wherever it points.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(w.base.wrapping_add(TILE * w.row + at).cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(w.base.wrapping_add(ahead + at).cast()) }
     }
 }
 
@@ -47,6 +52,23 @@ pub enum Scales {
 pub trait TileX86: Tile {
     /// Where steps lie.
     const SCALES: Scales = Scales::Other;
+
+    /// Whether a block is 32 codes in sixteen bytes, code i below and code i + 16 above: such bytes are transposed before
+    /// they are taken apart.
+    const PACKED: bool = false;
+
+    /// The codes of a block that is [`PACKED`](Self::PACKED).
+    fn bytes(_: &Self::Block) -> &[u8; 16] {
+        &[0; 16]
+    }
+
+    /// Lower and upper codes of every one of them.
+    ///
+    /// # Safety
+    /// AVX2 is available.
+    unsafe fn split(v: __m256i) -> [__m256i; 2] {
+        [v; 2]
+    }
 
     /// [`Tile::codes`] in a register.
     ///
@@ -132,6 +154,22 @@ fn nibbles(qs: &[u8; 16]) -> __m256i {
     _mm256_and_si256(both, _mm256_set1_epi8(15))
 }
 
+/// Both nibbles of every byte.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn both(v: __m256i) -> [__m256i; 2] {
+    let low = _mm256_set1_epi8(15);
+    [_mm256_and_si256(v, low), _mm256_and_si256(_mm256_srli_epi16::<4>(v), low)]
+}
+
+/// `table` at both nibbles of every byte.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn look_both_up(table: &[u8; 16], v: __m256i) -> [__m256i; 2] {
+    let (table, [low, high]) = (_mm256_broadcastsi128_si256(load16(table)), both(v));
+    [_mm256_shuffle_epi8(table, low), _mm256_shuffle_epi8(table, high)]
+}
+
 /// `table[nibble]` of 16 bytes, all low nibbles first.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -160,9 +198,21 @@ fn shift(v: __m256i, n: usize) -> __m256i {
 
 /// Blocks of 32.
 macro_rules! small {
-    ($tile:ty, $scales:expr, |$b:ident| $codes:expr) => {
+    ($tile:ty, $scales:expr, |$b:ident| $codes:expr $(, packed |$v:ident| $split:expr)?) => {
         impl TileX86 for $tile {
             const SCALES: Scales = $scales;
+            $(
+                const PACKED: bool = true;
+                #[inline(always)]
+                fn bytes(b: &Self::Block) -> &[u8; 16] {
+                    &b.qs
+                }
+                #[inline]
+                #[target_feature(enable = "avx2")]
+                unsafe fn split($v: __m256i) -> [__m256i; 2] {
+                    $split
+                }
+            )?
             #[inline]
             #[target_feature(enable = "avx2")]
             unsafe fn vector($b: &Self::Block, _: usize) -> __m256i {
@@ -222,8 +272,8 @@ fn pairs(d: [u8; 2], dmin: [u8; 2], s: &[u8; 12]) -> Eight {
     Eight::new(_mm256_mul_ps(splat(d), wide(scales)), _mm256_mul_ps(minus, wide(mins)))
 }
 
-small!(tile32::Q4_0, f16_at!(BlockQ4_0, d), |b| nibbles(&b.qs));
-small!(tile32::Q4_1, f16_at!(BlockQ4_1, d, m), |b| nibbles(&b.qs));
+small!(tile32::Q4_0, f16_at!(BlockQ4_0, d), |b| nibbles(&b.qs), packed | v | both(v));
+small!(tile32::Q4_1, f16_at!(BlockQ4_1, d, m), |b| nibbles(&b.qs), packed | v | both(v));
 small!(tile32::Q5_0, f16_at!(BlockQ5_0, d), |b| _mm256_or_si256(nibbles(&b.qs), fifth_bits(b.qh)));
 small!(tile32::Q5_1, f16_at!(BlockQ5_1, d, m), |b| _mm256_or_si256(nibbles(&b.qs), fifth_bits(b.qh)));
 small!(tile32::Q8_0, f16_at!(BlockQ8_0, d), |b| {
@@ -231,8 +281,13 @@ small!(tile32::Q8_0, f16_at!(BlockQ8_0, d), |b| {
     let q = unsafe { _mm256_loadu_si256(b.qs.as_ptr().cast()) };
     _mm256_xor_si256(q, _mm256_set1_epi8(-128))
 });
-small!(tile32::Iq4Nl, f16_at!(BlockIq4Nl, d), |b| lookup(&IQ4_CODES, &b.qs));
-small!(tile32::Mxfp4, Scales::HalfPower { e: offset_of!(block::BlockMxfp4, e) }, |b| lookup(&E2M1_CODES, &b.qs));
+small!(tile32::Iq4Nl, f16_at!(BlockIq4Nl, d), |b| lookup(&IQ4_CODES, &b.qs), packed | v | look_both_up(&IQ4_CODES, v));
+small!(
+    tile32::Mxfp4,
+    Scales::HalfPower { e: offset_of!(block::BlockMxfp4, e) },
+    |b| lookup(&E2M1_CODES, &b.qs),
+    packed | v | look_both_up(&E2M1_CODES, v)
+);
 large!(tile256::Iq4Xs, Scales::Other, |b, g| lookup(&IQ4_CODES, &b.qs[g]), |b| {
     let low = _mm256_set1_epi32(i32::from_le_bytes(b.scales_l));
     let high = _mm256_set1_epi32(u16::from_le_bytes(b.scales_h) as i32);
@@ -244,9 +299,12 @@ large!(tile256::Iq4Xs, Scales::Other, |b, g| lookup(&IQ4_CODES, &b.qs[g]), |b| {
     let scale = _mm256_mul_ps(splat(b.d), _mm256_cvtepi32_ps(s));
     Eight::new(scale, scale)
 });
-large!(tile256::Q4K, Scales::Six { d: offset_of!(block::BlockQ4K, d) }, |b, g| _mm256_and_si256(shift(load32(&b.qs[g / 2]), 4 * (g % 2)), _mm256_set1_epi8(15)), |b| {
-    pairs(b.d, b.dmin, &b.scales)
-});
+large!(
+    tile256::Q4K,
+    Scales::Six { d: offset_of!(block::BlockQ4K, d) },
+    |b, g| _mm256_and_si256(shift(load32(&b.qs[g / 2]), 4 * (g % 2)), _mm256_set1_epi8(15)),
+    |b| pairs(b.d, b.dmin, &b.scales)
+);
 large!(
     tile256::Q5K,
     Scales::Six { d: offset_of!(block::BlockQ5K, d) },

@@ -2,7 +2,7 @@
 
 use super::steps::Steps;
 use crate::cpu::mat::avx2;
-use crate::cpu::mat::quant::{self, GROUP, Group};
+use crate::cpu::mat::quant::{self, GROUP};
 use crate::cpu::mat::tile::{CHUNK_GROUPS, chunk_bytes};
 use crate::cpu::mat::tile_avx512::{Sixteen, TileX512};
 use crate::cpu::mat::tile_x86::{TileX86, prefetch};
@@ -41,8 +41,7 @@ unsafe fn each_group<T: TileX512>(w: &Weights, mut f: impl FnMut(usize, &[__m512
         // SAFETY: the caller's promise; steps were read for the same groups.
         unsafe {
             steps.read::<T>(rows, here);
-            let of =
-                |g: usize| Group16 { scale: steps.scale::<T>(g), min: steps.min::<T>(g), sub: steps.sub::<T>(g) };
+            let of = |g: usize| Group16 { scale: steps.scale::<T>(g), min: steps.min::<T>(g), sub: steps.sub::<T>(g) };
             // Two groups at a time: large blocks keep them in the halves of the same bytes.
             for g in (0..here / 2 * 2).step_by(2) {
                 let two = T::two_columns(rows, g);

@@ -165,12 +165,7 @@ unsafe fn one_byte(rows: Sixteen, at: usize) -> [u16; TILE] {
 /// AVX-512 as in the file's kernels; the rows' groups are readable, and the word is inside a block; `to` is writable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn words<T: TileX512>(
-    rows: Sixteen,
-    groups: usize,
-    to: *mut [[u16; TILE]; CHUNK_GROUPS],
-    at: usize,
-) {
+unsafe fn words<T: TileX512>(rows: Sixteen, groups: usize, to: *mut [[u16; TILE]; CHUNK_GROUPS], at: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         if groups == CHUNK_GROUPS && Words::<T>::IN_REACH {
@@ -248,12 +243,7 @@ unsafe fn eight_words<T: TileX512>(rows: Sixteen, to: *mut [[u16; TILE]; CHUNK_G
 /// As [`words`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn exponents<T: TileX512>(
-    rows: Sixteen,
-    groups: usize,
-    to: *mut [[u16; TILE]; CHUNK_GROUPS],
-    at: usize,
-) {
+unsafe fn exponents<T: TileX512>(rows: Sixteen, groups: usize, to: *mut [[u16; TILE]; CHUNK_GROUPS], at: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         if groups == CHUNK_GROUPS && Words::<T>::IN_REACH {
@@ -262,7 +252,8 @@ unsafe fn exponents<T: TileX512>(
                 // The byte is the lower or the upper half of the word it was found in.
                 let odd = (Words::<T>::BYTES * (g % 4) + at) % 2;
                 let word = _mm256_load_si256((&raw const (*to)[g]).cast());
-                let byte = _mm256_and_si256(_mm256_srl_epi16(word, _mm_cvtsi32_si128(8 * odd as i32)), _mm256_set1_epi16(255));
+                let byte =
+                    _mm256_and_si256(_mm256_srl_epi16(word, _mm_cvtsi32_si128(8 * odd as i32)), _mm256_set1_epi16(255));
                 _mm256_store_si256((&raw mut (*to)[g]).cast(), byte);
             }
             return;
