@@ -37,12 +37,12 @@ fn main() -> Outcome<()> {
 
 /// Median seconds of one layer.
 fn measure(dev: &mut dyn Device, ledger: &Ledger, dtype: DType, n: u32, k: u32, rows: u32) -> Outcome<f64> {
-    let mut alloc = |bytes: u64| -> Outcome<Buf> {
-        Ok(dev.alloc(ledger.reserve(Tier::Host, Class::Workspace, "benchmark", bytes)?)?)
+    let mut alloc = |class: Class, bytes: u64| -> Outcome<Buf> {
+        Ok(dev.alloc(ledger.reserve(Tier::Host, class, "benchmark", bytes)?)?)
     };
-    let plane = alloc(dtype.row_bytes(k as u64)? * n as u64)?;
-    let x = View::dense(alloc(rows as u64 * k as u64 * 4)?, Act::F32, rows, k);
-    let out = View::dense(alloc(rows as u64 * n as u64 * 4)?, Act::F32, rows, n);
+    let plane = alloc(Class::Weights, dtype.row_bytes(k as u64)? * n as u64)?;
+    let x = View::dense(alloc(Class::Workspace, rows as u64 * k as u64 * 4)?, Act::F32, rows, k);
+    let out = View::dense(alloc(Class::Workspace, rows as u64 * n as u64 * 4)?, Act::F32, rows, n);
     // Touched, so that pages exist; what the bytes mean does not change the time.
     dev.host_mut(plane).ok_or("not a host device")?.fill(0x11);
     let ones = dev.host_mut(x.buf).ok_or("not a host device")?;

@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn every_item_is_met_once_for_any_width_and_grain() {
         for threads in [1, 2, 3, 5] {
-            let pool = Pool::new(threads).unwrap();
+            let pool = Pool::new(threads, None).unwrap();
             for n in [0, 1, 2, 7, 64, 1000] {
                 for (width, grain) in [(1, 1), (2, 3), (threads, 8), (99, 0), (threads, 5000)] {
                     let met: Vec<_> = (0..n).map(|_| AtomicUsize::new(0)).collect();
