@@ -6,7 +6,9 @@ use super::tile::locate;
 use super::tile_x86::TileX86;
 use super::tile32::{self, E2M1_CODES, IQ4_CODES};
 use super::tile256;
+use checkpoint::block;
 use std::arch::x86_64::*;
+use std::mem::offset_of;
 
 /// The chunks of sixteen weight rows, at one distance from each other: as an address and a distance they stay in
 /// registers, where sixteen addresses do not.
@@ -82,12 +84,42 @@ pub trait TileX512: TileX86 {
         // SAFETY: the caller's promise.
         unsafe { [Self::columns(rows, g), Self::columns(rows, g + 1)] }
     }
+
+    /// Whether [`four_columns`](Self::four_columns) is less work than two pairs.
+    const FOURS: bool = false;
+
+    /// [`columns`](Self::columns) of group `g`, a multiple of four, and of the three behind it.
+    ///
+    /// # Safety
+    /// As there, for all of them.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn four_columns(rows: Sixteen, g: usize) -> [[__m512i; 8]; 4] {
+        // SAFETY: the caller's promise.
+        let ([a, b], [c, d]) = unsafe { (Self::two_columns(rows, g), Self::two_columns(rows, g + 2)) };
+        [a, b, c, d]
+    }
+}
+
+/// Sixteen bytes at `at` of every row, transposed: vector j holds bytes 4 j to 4 j + 3 of each.
+///
+/// # Safety
+/// AVX-512 F and BW are available; the bytes are readable.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub unsafe fn sixteen_bytes(rows: Sixteen, at: usize) -> [__m512i; 4] {
+    // SAFETY: the caller's promise; bytes have no alignment.
+    unsafe {
+        let row = |n: usize| &*rows.at(n).add(at).cast::<[u8; 16]>();
+        let quad = |q: usize| load([row(q), row(4 + q), row(8 + q), row(12 + q)]);
+        transpose([quad(0), quad(1), quad(2), quad(3)])
+    }
 }
 
 /// Transposes 32-bit elements of four vectors inside their 128-bit lanes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-pub fn transpose([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+fn transpose([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
     let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
     let (ab2, cd2) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
     [
@@ -102,6 +134,17 @@ pub fn transpose([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
 #[target_feature(enable = "avx512f,avx512bw")]
 fn join([a, b, c, d]: [__m512i; 4], [e, f, g, h]: [__m512i; 4]) -> [__m512i; 8] {
     [a, b, c, d, e, f, g, h]
+}
+
+/// Columns of two groups, of which `a` gives codes 4 j to 4 j + 3 and `b` those sixteen further.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn each_half(a: impl Fn(usize) -> [__m512i; 2], b: impl Fn(usize) -> [__m512i; 2]) -> [[__m512i; 8]; 2] {
+    let mut all = [[_mm512_setzero_si512(); 8]; 2];
+    for j in 0..4 {
+        ([all[0][j], all[1][j]], [all[0][4 + j], all[1][4 + j]]) = (a(j), b(j));
+    }
+    all
 }
 
 /// Columns of a format whose bytes hold code i below and code i + 16 above: half as many vectors are transposed when they
@@ -120,7 +163,7 @@ fn split(packed: [__m512i; 4], decode: impl Fn(__m512i) -> [__m512i; 2]) -> [__m
 /// AVX-512 F; they are readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-pub unsafe fn load(rows: [&[u8; 16]; 4]) -> __m512i {
+unsafe fn load(rows: [&[u8; 16]; 4]) -> __m512i {
     // SAFETY: sixteen readable bytes each; the loads take any alignment.
     unsafe {
         let row = |i: usize| _mm_loadu_si128(rows[i].as_ptr().cast());
@@ -270,32 +313,84 @@ quad!(
         #[inline]
         #[target_feature(enable = "avx512f,avx512bw")]
         unsafe fn two_columns(rows: Sixteen, g: usize) -> [[__m512i; 8]; 2] {
-            // SAFETY: the caller's promise, also below.
-            let quad = |q: usize, at: usize| unsafe {
-                let (b, g) = blocks::<Self>(rows.quad(q), g);
-                load(each!(b, |b| sixteen(&b.qs[g / 2], at)))
-            };
-            let half = |at: usize| split([quad(0, at), quad(1, at), quad(2, at), quad(3, at)], |v| nibbles(v));
-            let (a, b) = (half(0), half(16));
-            [[a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]], [a[4], a[5], a[6], a[7], b[4], b[5], b[6], b[7]]]
+            let qs = offset_of!(block::BlockQ4K, qs) + 16 * g;
+            // SAFETY: the caller's promise: both groups are halves of the same 32 bytes of the block.
+            let [a, b] = unsafe { [sixteen_bytes(rows, qs), sixteen_bytes(rows, qs + 16)] };
+            each_half(|j| nibbles(a[j]), |j| nibbles(b[j]))
         }
     }
 );
-quad!(tile256::Q5K, |b, g| {
-    let half = |at: usize| {
-        let low = bits::<15>(load(each!(b, |b| sixteen(&b.qs[g / 2], at))), 4 * (g % 2));
-        let high = bits::<1>(load(each!(b, |b| sixteen(&b.qh, at))), g);
-        _mm512_or_si512(low, _mm512_slli_epi16::<4>(high))
-    };
-    [half(0), half(16)]
-});
-quad!(tile256::Q6K, |b, g| {
-    let (side, quarter) = (g / 4, g % 4);
-    let half = |at: usize| {
-        let low = load(each!(b, |b| sixteen(&b.ql, 64 * side + 32 * (quarter % 2) + at)));
-        let low = bits::<15>(low, 4 * (quarter / 2));
-        let high = bits::<3>(load(each!(b, |b| sixteen(&b.qh, 32 * side + at))), 2 * quarter);
-        _mm512_or_si512(low, _mm512_slli_epi16::<4>(high))
-    };
-    [half(0), half(16)]
-});
+quad!(
+    tile256::Q5K,
+    |b, g| {
+        let half = |at: usize| {
+            let low = bits::<15>(load(each!(b, |b| sixteen(&b.qs[g / 2], at))), 4 * (g % 2));
+            let high = bits::<1>(load(each!(b, |b| sixteen(&b.qh, at))), g);
+            _mm512_or_si512(low, _mm512_slli_epi16::<4>(high))
+        };
+        [half(0), half(16)]
+    },
+    {
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw")]
+        unsafe fn two_columns(rows: Sixteen, g: usize) -> [[__m512i; 8]; 2] {
+            let (qs, qh) = (offset_of!(block::BlockQ5K, qs) + 16 * g, offset_of!(block::BlockQ5K, qh));
+            // SAFETY: the caller's promise: both groups are halves of the same bytes of the block.
+            let [a, b, c, d] = unsafe {
+                [
+                    sixteen_bytes(rows, qs),
+                    sixteen_bytes(rows, qs + 16),
+                    sixteen_bytes(rows, qh),
+                    sixteen_bytes(rows, qh + 16),
+                ]
+            };
+            let with = |low: [__m512i; 2], high: __m512i| {
+                let fifth = |g: usize| _mm512_slli_epi16::<4>(bits::<1>(high, g));
+                [_mm512_or_si512(low[0], fifth(g)), _mm512_or_si512(low[1], fifth(g + 1))]
+            };
+            each_half(|j| with(nibbles(a[j]), c[j]), |j| with(nibbles(b[j]), d[j]))
+        }
+    }
+);
+quad!(
+    tile256::Q6K,
+    |b, g| {
+        let (side, quarter) = (g / 4, g % 4);
+        let half = |at: usize| {
+            let low = load(each!(b, |b| sixteen(&b.ql, 64 * side + 32 * (quarter % 2) + at)));
+            let low = bits::<15>(low, 4 * (quarter / 2));
+            let high = bits::<3>(load(each!(b, |b| sixteen(&b.qh, 32 * side + at))), 2 * quarter);
+            _mm512_or_si512(low, _mm512_slli_epi16::<4>(high))
+        };
+        [half(0), half(16)]
+    },
+    {
+        const FOURS: bool = true;
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw")]
+        unsafe fn four_columns(rows: Sixteen, g: usize) -> [[__m512i; 8]; 4] {
+            let (ql, qh) = (offset_of!(block::BlockQ6K, ql) + 16 * g, offset_of!(block::BlockQ6K, qh) + 8 * g);
+            // SAFETY: the caller's promise: 64 bytes of the block hold the low bits of four groups, 32 the high ones.
+            let ([a, b, c, d], [e, f]) = unsafe {
+                (
+                    [
+                        sixteen_bytes(rows, ql),
+                        sixteen_bytes(rows, ql + 16),
+                        sixteen_bytes(rows, ql + 32),
+                        sixteen_bytes(rows, ql + 48),
+                    ],
+                    [sixteen_bytes(rows, qh), sixteen_bytes(rows, qh + 16)],
+                )
+            };
+            // Groups q and q + 2 share the low bytes.
+            let two = |low: __m512i, high: __m512i, q: usize| {
+                let [first, second] = nibbles(low);
+                let top = |q: usize| _mm512_slli_epi16::<4>(bits::<3>(high, 2 * q));
+                [_mm512_or_si512(first, top(q)), _mm512_or_si512(second, top(q + 2))]
+            };
+            let [first, third] = each_half(|j| two(a[j], e[j], 0), |j| two(b[j], f[j], 0));
+            let [second, fourth] = each_half(|j| two(c[j], e[j], 1), |j| two(d[j], f[j], 1));
+            [first, second, third, fourth]
+        }
+    }
+);

@@ -42,7 +42,15 @@ unsafe fn each_group<T: TileX512>(w: &Weights, mut f: impl FnMut(usize, &[__m512
         unsafe {
             steps.read::<T>(rows, here);
             let of = |g: usize| Group16 { scale: steps.scale::<T>(g), min: steps.min::<T>(g), sub: steps.sub::<T>(g) };
-            // Two groups at a time: large blocks keep them in the halves of the same bytes.
+            // Some groups at a time: large blocks keep them in parts of the same bytes.
+            if T::FOURS {
+                for g in (0..here).step_by(4) {
+                    for (i, codes) in T::four_columns(rows, g).iter().enumerate() {
+                        f(first + g + i, codes, &of(g + i));
+                    }
+                }
+                continue;
+            }
             for g in (0..here / 2 * 2).step_by(2) {
                 let two = T::two_columns(rows, g);
                 f(first + g, &two[0], &of(g));

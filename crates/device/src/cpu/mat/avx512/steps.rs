@@ -3,7 +3,7 @@
 use super::transpose;
 use crate::cpu::mat::TILE;
 use crate::cpu::mat::tile::{CHUNK_GROUPS, locate};
-use crate::cpu::mat::tile_avx512::{Sixteen, TileX512, load, transpose as in_lanes};
+use crate::cpu::mat::tile_avx512::{Sixteen, TileX512, sixteen_bytes};
 use crate::cpu::mat::tile_x86::{Eight, F16c, Scales};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -261,21 +261,6 @@ unsafe fn exponents<T: TileX512>(rows: Sixteen, groups: usize, to: *mut [[u16; T
         for g in 0..groups {
             (*to)[g] = one_byte(rows, g * size_of::<T::Block>() + at);
         }
-    }
-}
-
-/// Sixteen bytes at `at` of every row's block: vector j holds bytes 4 j to 4 j + 3, a lane per row.
-///
-/// # Safety
-/// AVX-512 as in the file's kernels; they are readable.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn sixteen_bytes(rows: Sixteen, at: usize) -> [__m512i; 4] {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let row = |n: usize| &*rows.at(n).add(at).cast::<[u8; 16]>();
-        let quad = |q: usize| load([row(q), row(4 + q), row(8 + q), row(12 + q)]);
-        in_lanes([quad(0), quad(1), quad(2), quad(3)])
     }
 }
 
