@@ -14,7 +14,7 @@ const LARGE: usize = 2 << 20;
 /// and a page more, because zeroed memory of a larger alignment would be written at once.
 ///
 /// Weights, of which every byte is used, ask the system for large pages as far as whole ones fit: `docs/experiments.md`,
-/// E5. What is left behind the last of them lies in small ones, so that no more is resident than was paid for.
+/// E10. What is left behind the last of them lies in small ones, so that no more is resident than was paid for.
 struct Block {
     start: *mut u8,
     layout: Layout,
