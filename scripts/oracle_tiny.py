@@ -20,6 +20,7 @@ import tempfile
 import numpy as np
 import torch
 import transformers
+from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen_dense
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as qwen_moe
 
 import tinygen
@@ -35,6 +36,9 @@ ROUTED = 64
 MTP_POSITIONS = [0, 1, 39, 63, 64, 200, 715]
 MIN_MARGIN = 1e-5  # smallest allowed difference of the k-th and the next probability, at any position and layer
 MIN_GREEDY_GAP = 2e-2  # smallest allowed lead, in logits, of a greedy token
+
+
+UNUSED = ("mtp.", "model.visual.")  # tensors that transformers' text models do not load
 
 
 def text_config(config):
@@ -56,9 +60,9 @@ def load(model, arrays):
         m, report = getattr(transformers, cls).from_pretrained(
             d, config=config, attn_implementation="eager", dtype=torch.float32, output_loading_info=True)
     assert not report["missing_keys"] and not report["mismatched_keys"], report
-    assert all(k.startswith("mtp.") for k in report["unexpected_keys"]), report
+    assert all(k.startswith(UNUSED) for k in report["unexpected_keys"]), report
     n = sum(p.numel() for p in m.parameters())
-    assert n == sum(a.size for k, a in arrays.items() if not k.startswith("mtp.")), "a tensor was not used"
+    assert n == sum(a.size for k, a in arrays.items() if not k.startswith(UNUSED)), "a tensor was not used"
     return m.eval()
 
 
@@ -107,9 +111,10 @@ def mtp_head(m, arrays):
     """The multi-token-prediction head, which transformers itself ignores, from transformers' own modules."""
     c = type(m.config)(**{**m.config.to_dict(), "layer_types": ["full_attention"], "num_hidden_layers": 1})
     c._attn_implementation = "eager"
-    norm = lambda: qwen_moe.Qwen3_5MoeRMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+    kit, prefix = (qwen_moe, "Qwen3_5Moe") if hasattr(c, "num_experts") else (qwen_dense, "Qwen3_5")
+    norm = lambda: getattr(kit, prefix + "RMSNorm")(c.hidden_size, eps=c.rms_norm_eps)
     head = torch.nn.ModuleDict({
-        "layers": torch.nn.ModuleList([qwen_moe.Qwen3_5MoeDecoderLayer(c, 0)]),
+        "layers": torch.nn.ModuleList([getattr(kit, prefix + "DecoderLayer")(c, 0)]),
         "pre_fc_norm_embedding": norm(), "pre_fc_norm_hidden": norm(), "norm": norm(),
         "fc": torch.nn.Linear(2 * c.hidden_size, c.hidden_size, bias=False),
     }).eval().float()

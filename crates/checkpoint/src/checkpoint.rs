@@ -1,7 +1,7 @@
 //! An opened checkpoint: metadata, tensors, and reads at checked places.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::meta::Hf;
@@ -15,6 +15,7 @@ pub struct Checkpoint {
     files: Vec<Stored>,
     tensors: Vec<TensorInfo>,
     index: HashMap<Arc<str>, usize>,
+    vision: Vec<PathBuf>,
 }
 
 impl Checkpoint {
@@ -32,7 +33,16 @@ impl Checkpoint {
 
     pub(crate) fn gguf(files: Vec<Stored>, meta: Meta, tensors: Vec<TensorInfo>) -> Self {
         let index = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
-        Self { meta, files, tensors, index }
+        Self { meta, files, tensors, index, vision: Vec::new() }
+    }
+
+    pub(crate) fn beside(self, vision: Vec<PathBuf>) -> Self {
+        Self { vision, ..self }
+    }
+
+    /// Files with vision towers that lie beside a GGUF. They are not part of this checkpoint.
+    pub fn vision_files(&self) -> &[PathBuf] {
+        &self.vision
     }
 
     pub(crate) fn hf(files: Vec<Stored>, tensors: Vec<TensorInfo>, hf: Hf, dir: &Path) -> Self {

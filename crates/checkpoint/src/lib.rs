@@ -28,7 +28,7 @@ pub use block::{Block, Unwritable};
 pub use checkpoint::Checkpoint;
 pub use dtype::{DType, Format, Opaque};
 pub use error::{Error, FileName, Result};
-pub use gguf::{NewTensor, TensorWriter, write_gguf, write_gguf_hole, write_gguf_to};
+pub use gguf::{NewTensor, TensorWriter, is_companion, write_gguf, write_gguf_hole, write_gguf_to};
 pub use meta::{Array, Container, Hf, Kind, Meta, ToMeta, Value};
 pub use safetensors::{write_safetensors, write_safetensors_hole, write_safetensors_to};
 pub use source::{FileIds, FileStamp, Source};

@@ -38,7 +38,8 @@ fn open_file(path: &Path) -> Result<Checkpoint> {
     match sniff(&stored)? {
         Shape::Gguf => {
             let (files, meta, tensors) = gguf::open_set(stored, path)?;
-            Ok(Checkpoint::gguf(files, meta, tensors))
+            let gguf::Set { files, meta, tensors } = gguf::with_predictor(gguf::Set { files, meta, tensors }, path)?;
+            Ok(Checkpoint::gguf(files, meta, tensors).beside(gguf::vision(path)))
         }
         Shape::Safetensors => open_safetensors(stored, path),
     }
@@ -65,7 +66,8 @@ fn open_index(index: &Path, dir: &Path) -> Result<Checkpoint> {
     Ok(Checkpoint::hf(files, tensors, Hf::open(dir)?, dir))
 }
 
-/// In this order: `model.safetensors`, the index of a sharded set, the only `.safetensors` file, the only `.gguf` file or split set.
+/// In this order: `model.safetensors`, the index of a sharded set, the only `.safetensors` file, the only `.gguf` file or split set (a predictor's and a
+/// vision tower's beside it do not count).
 fn open_dir(dir: &Path) -> Result<Checkpoint> {
     let single = dir.join("model.safetensors");
     if single.is_file() {
@@ -77,6 +79,9 @@ fn open_dir(dir: &Path) -> Result<Checkpoint> {
     }
     let (mut st, gg) = (named(dir, "safetensors")?, named(dir, "gguf")?);
     let mut gg: Vec<PathBuf> = gg.into_iter().filter(|p| split_of(p).is_none_or(|s| s.part == 1)).collect();
+    if gg.len() > 1 {
+        gg.retain(|p| !gguf::is_companion(p));
+    }
     let one = match (st.len(), gg.len()) {
         (1, _) => st.pop(),
         (0, 1) => gg.pop(),

@@ -217,6 +217,14 @@ pub fn check(op: &Op) -> Result<()> {
             c.that(st.state_elems == g.n_v * g.d_k * g.d_v, || format!("a state of {} elements", st.state_elems))?;
             c.floats("states", &st.state, st.slots as u64 * st.state_elems as u64)
         }
+        Op::Shift { out, x, st, rows } => {
+            c.rows(rows, x.rows)?;
+            c.f32("x", x, rows.n, x.cols)?;
+            c.f32("out", out, rows.n, x.cols)?;
+            c.apart(out, x, "x")?;
+            c.that(st.state_elems == x.cols, || format!("a state of {} elements for {}", st.state_elems, x.cols))?;
+            c.floats("states", &st.state, st.slots as u64 * st.state_elems as u64)
+        }
         Op::Route { out, logits, router } => {
             c.f32("logits", logits, logits.rows, logits.cols)?;
             c.router(router, logits.cols)?;
@@ -277,7 +285,7 @@ fn operands(op: &Op) -> Vec<Buf> {
         Op::Zero { x } | Op::Scale { x, .. } | Op::Softcap { x, .. } => views(&[x]),
         Op::Append { k, v, .. } => views(&[k, v]),
         Op::Attention { out, q, .. } => views(&[out, q]),
-        Op::ConvSilu { out, x, .. } => views(&[out, x]),
+        Op::ConvSilu { out, x, .. } | Op::Shift { out, x, .. } => views(&[out, x]),
         Op::GatedDelta { out, qkv, a, b, .. } => views(&[out, qkv, a, b]),
         Op::Route { out, logits, .. } => views(&[&out.ids, &out.w, logits]),
         Op::ExpertGroup { dst, mid, h, routed, .. } => {

@@ -362,6 +362,8 @@ pub enum Op {
         scale: f32,
         /// Position j is visible to i only if `i - j < window`.
         window: Option<u32>,
+        /// Positions before this one are visible to nobody but themselves.
+        since: u32,
         /// `f32[heads]`: one more logit per head in the softmax, whose share is dropped.
         sinks: Option<Buf>,
     },
@@ -400,6 +402,18 @@ pub enum Op {
         /// Geometry.
         g: GdnShape,
         /// States.
+        st: RecView,
+        /// Rows.
+        rows: Rows,
+    },
+    /// `out_t = x_{t-1}`: each row takes the one before it in its sequence, the first row what the recurrent slot
+    /// keeps. The rows themselves go to `rec_to`.
+    Shift {
+        /// `f32[n, H]`.
+        out: View,
+        /// `f32[n, H]`.
+        x: View,
+        /// A state is one row; there is no convolution.
         st: RecView,
         /// Rows.
         rows: Rows,
@@ -472,6 +486,7 @@ impl Op {
             Op::Attention { .. } => "attention",
             Op::ConvSilu { .. } => "conv_silu",
             Op::GatedDelta { .. } => "gated_delta",
+            Op::Shift { .. } => "shift",
             Op::Route { .. } => "route",
             Op::ExpertGroup { .. } => "expert_group",
             Op::Combine { .. } => "combine",

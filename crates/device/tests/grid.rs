@@ -109,6 +109,11 @@ fn conv_silu() {
 }
 
 #[test]
+fn shift() {
+    run(&recurrent::shift());
+}
+
+#[test]
 fn gated_delta() {
     run(&recurrent::gated_delta());
 }

@@ -30,9 +30,9 @@ fn cut(w: &mut World, op: &Op, first: u32, n: u32) -> Op {
         Op::Combine { out, base, parts, w } => {
             Op::Combine { out: at(&out), base: at(&base), parts: at(&parts), w: at(&w) }
         }
-        Op::Attention { out, q, st, rows, scale, window, sinks } => {
+        Op::Attention { out, q, st, rows, scale, window, since, sinks } => {
             let rows = part(w, &rows, first, n);
-            Op::Attention { out: at(&out), q: at(&q), st, rows, scale, window, sinks }
+            Op::Attention { out: at(&out), q: at(&q), st, rows, scale, window, since, sinks }
         }
         Op::ConvSilu { out, x, w: taps, kernel, st, rows } => {
             let rows = part(w, &rows, first, n);
@@ -247,7 +247,7 @@ fn nothing_that_a_step_says_panics() {
                 let st = StreamView { buf, page_bytes: 4096, fmt: F32, heads: 1, d: 2, ring: 0 };
                 let x = w.input("x", dense(5, 1, 2), &[1.0; 10]);
                 let out = w.output("out", Grade::Exact, dense(5, 1, 2));
-                let attention = Op::Attention { out, q: x, st, rows, scale: 1.0, window: None, sinks: None };
+                let attention = Op::Attention { out, q: x, st, rows, scale: 1.0, window: None, since: 0, sinks: None };
                 let at_history = ![3, 4].contains(&broken);
                 assert_eq!(w.dev.run(attention).is_err(), at_history, "attention {broken}");
                 let append = w.dev.run(Op::Append { st, rows, k: x, v: x });

@@ -75,7 +75,7 @@ fn step(d: &mut dyn Device, l: &Layer) -> Result<(), Error> {
         let rope = Rope { pairing: Pairing::Half, dims: D, inv_freq: l.freqs, factor: 1.0 };
         d.run(Op::Rope { x: q, pos: l.rows.pos, rope })?;
         d.run(Op::Append { st: l.st, rows: l.rows, k, v })?;
-        d.run(Op::Attention { out: y, q, st: l.st, rows: l.rows, scale: 0.2, window: None, sinks: None })?;
+        d.run(Op::Attention { out: y, q, st: l.st, rows: l.rows, scale: 0.2, window: None, since: 0, sinks: None })?;
         d.run(Op::Gate { x: y, g: q, act: ActFn::Sigmoid })?;
         d.run(Op::Add { x: l.x, y: y.flat() })?;
         recurrence(d, l)?;

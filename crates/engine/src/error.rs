@@ -43,6 +43,9 @@ pub enum Error {
     /// The model has no tokenizer and text was asked for.
     #[error("{0} has no tokenizer; only token ids can be used with it")]
     NoTokenizer(String),
+    /// Drafts were asked for and nothing drafts.
+    #[error("the model has no predictor of further tokens, or was opened without drafting")]
+    NoDrafter,
     /// The caller cancelled.
     #[error("cancelled")]
     Cancelled,

@@ -3,12 +3,13 @@
 //! A pass is embed, then for each layer `mix` and `ffn`, then the head for the rows that are asked for. Decode passes
 //! of models whose experts are resident run inside a device graph, which forbids the host to touch the device in them.
 
+use crate::draft::Behind;
 use crate::error::{Error, Result};
-use crate::plan::{limits, pick_bytes};
+use crate::plan::{limits, pick_bytes, streams};
 use checkpoint::Checkpoint;
 use device::{Act, Device, GraphKey, Region, RowClass, Rows, View};
 use memory::{Class, Component, Ledger, Plan, Reservation, Residency, Tier};
-use model::{Carry, Cx, Family};
+use model::{Carry, Cx, Drafter, Family};
 use state::{SeqId, Span, State};
 use std::sync::atomic::{AtomicBool, Ordering};
 use weights::{Bound, ExpertSource, Progress, Resident, Weights};
@@ -23,6 +24,10 @@ pub(crate) struct Pass<'a> {
     pub pick: Option<View>,
     /// Whether the pass may be captured.
     pub graph: bool,
+    /// Who follows the pass in order to draft behind it.
+    pub drafter: Option<&'a dyn Drafter>,
+    /// Where the drafter's logits of all rows go, where they are wanted now.
+    pub foretold: Option<View>,
 }
 
 /// Runs a pass; returns the logits `[m, vocab]`, read back, or `None` where no rows are picked or nothing can be read
@@ -62,7 +67,10 @@ fn layers(
     if let (Some(pick), Some(logits)) = (p.pick, logits) {
         p.family.head(&mut cx, p.rows, pick, x, logits)?;
     }
-    Ok(())
+    match p.drafter {
+        Some(d) => Ok(cx.scope(|cx| crate::draft::follow(cx, d, p.rows, x, p.foretold, experts))?),
+        None => Ok(()),
+    }
 }
 
 /// Which rows of a prefill give logits.
@@ -84,7 +92,7 @@ pub struct Executor {
     dev: Box<dyn Device>,
     ledger: Ledger,
     plan: Plan,
-    /// `i32[rows, 1]` at a fixed address: every row, where all of them give logits.
+    /// `i32[rows, 1]` at a fixed address: every row, where all of them give logits; the token of a draft.
     pick: View,
     /// What pays for the device's arena.
     _workspace: Reservation,
@@ -108,7 +116,7 @@ impl Executor {
         let workspace = ledger.reserve(Tier::Host, Class::Workspace, "workspace", arena)?;
         let leased = |c: Component| plan.weights.iter().any(|w| w.component == c && w.residency == Residency::Leased);
         let weights = Weights::open(ck, bounds, |c| !leased(c), &ledger, dev.as_mut(), on_progress)?;
-        let state = State::new(&family.state(&plan.kv), limits(&plan), &ledger, dev.as_mut())?;
+        let state = State::new(&streams(family.as_ref(), &plan), limits(&plan), &ledger, dev.as_mut())?;
         let paid = ledger.reserve(Tier::Host, Class::Workspace, "row choice", pick_bytes(&plan))?;
         let pick = View::dense(dev.alloc(paid)?, Act::I32, limits(&plan).rows, 1);
         Ok(Executor { family, weights, arrivals: None, state, dev, ledger, plan, pick, _workspace: workspace })
@@ -209,6 +217,89 @@ impl Executor {
         Ok(logits)
     }
 
+    /// Up to `n` tokens that the predictor expects behind `first`, which itself is behind what the sequence has.
+    /// `choose` picks one from each draft's logits, or ends the drafting. Nothing is appended.
+    ///
+    /// # Errors
+    /// [`Error::NoDrafter`] where the plan has none; those of state and device.
+    pub fn draft(
+        &mut self,
+        seq: SeqId,
+        first: u32,
+        n: u32,
+        choose: &mut dyn FnMut(&[f32]) -> Option<u32>,
+    ) -> Result<Vec<u32>> {
+        let Some(drafter) = self.family.drafter().filter(|_| self.plan.draft > 0) else { return Err(Error::NoDrafter) };
+        let n = n.min(self.plan.draft).min(self.plan.context.saturating_sub(self.state.len(seq)?));
+        if n == 0 {
+            return Ok(Vec::new());
+        }
+        self.dev.step_begins(RowClass::Few);
+        let ids = vec![first; n as usize];
+        let append = self.state.reserve(self.dev.as_mut(), RowClass::Few, &[Span { seq, ids: &ids }])?;
+        let rows = self.state.rows(&append, 0..n)?;
+        let (resident, own) = self.weights.split();
+        let experts: &mut dyn ExpertSource = match &mut self.arrivals {
+            Some(a) => a.as_mut(),
+            None => own,
+        };
+        let spec = self.family.spec();
+        let behind = Behind { drafter, hidden: spec.hidden, vocab: spec.vocab, rows, id: self.pick.rows(0, 1) };
+        let done = behind.draft(self.dev.as_mut(), (resident, &self.state), first, experts, choose);
+        self.dev.step_ends();
+        self.state.rollback(append)?;
+        done
+    }
+
+    /// Appends a prompt and gives, beside the logits of every row, those of the predictor: its row t has the token at t
+    /// and the model's hidden state before it, and is about the token at t + 1. Row 0 has no such state and means nothing.
+    ///
+    /// The plan must have been asked for the logits of every row.
+    ///
+    /// # Errors
+    /// [`Error::NoDrafter`] where the plan has none; those of state and device.
+    pub fn foretell(&mut self, seq: SeqId, ids: &[u32]) -> Result<(Vec<f32>, Vec<f32>)> {
+        let Some(drafter) = self.family.drafter().filter(|_| self.plan.draft > 0) else { return Err(Error::NoDrafter) };
+        let (mut all, mut ahead) = (Vec::new(), Vec::new());
+        for part in ids.chunks(self.plan.chunk as usize) {
+            let (n, vocab) = (part.len() as u32, self.family.spec().vocab);
+            let bytes = n as u64 * vocab as u64 * 4;
+            let paid = self.ledger.reserve(Tier::Host, Class::Workspace, "predictions", bytes)?;
+            let out = View::dense(self.dev.alloc(paid)?, Act::F32, n, vocab);
+            self.dev.step_begins(RowClass::Many);
+            let append = self.state.reserve(self.dev.as_mut(), RowClass::Many, &[Span { seq, ids: part }])?;
+            let rows = self.state.rows(&append, 0..n)?;
+            self.dev.write_i32(self.pick.rows(0, n), &(0..n as i32).collect::<Vec<_>>())?;
+            let (resident, own) = self.weights.split();
+            let p = Pass {
+                family: self.family.as_ref(),
+                resident,
+                state: &self.state,
+                rows: &rows,
+                pick: Some(self.pick.rows(0, n)),
+                graph: false,
+                drafter: Some(drafter),
+                foretold: Some(out),
+            };
+            let done = pass(self.dev.as_mut(), p, own);
+            self.dev.step_ends();
+            let read = done.and_then(|logits| Ok((logits, self.dev.read_f32(out)?)));
+            self.dev.free(out.buf)?;
+            match read {
+                Ok((logits, drafts)) => {
+                    self.state.commit(append, &[n])?;
+                    all.extend(logits.unwrap_or_default());
+                    ahead.extend(drafts);
+                }
+                Err(e) => {
+                    self.state.rollback(append)?;
+                    return Err(e);
+                }
+            }
+        }
+        Ok((all, ahead))
+    }
+
     fn step(&mut self, class: RowClass, spans: &[Span], wanted: Wanted, accepted: &[u32]) -> Result<Option<Vec<f32>>> {
         self.run(class, spans, wanted, |_| accepted.to_vec())
     }
@@ -255,7 +346,10 @@ impl Executor {
             Some(a) => a.as_mut(),
             None => own,
         };
-        let p = Pass { family: self.family.as_ref(), resident, state: &self.state, rows: &rows, pick, graph };
+        let family = self.family.as_ref();
+        let drafter = family.drafter().filter(|_| self.plan.draft > 0);
+        let foretold = None;
+        let p = Pass { family, resident, state: &self.state, rows: &rows, pick, graph, drafter, foretold };
         let done = pass(self.dev.as_mut(), p, experts);
         self.dev.step_ends();
         match done {

@@ -4,8 +4,10 @@
 //! [`plan`] counts bytes with a dry run of the same pass that [`Executor`] carries out.
 
 mod conversation;
+pub mod draft;
 mod error;
 mod executor;
+pub mod figures;
 mod generate;
 pub mod machine;
 pub mod open;

@@ -1,12 +1,13 @@
 //! The planner: a dry run of the real forward pass counts every byte before a weight is read.
 
+use crate::draft::Behind;
 use crate::error::Result;
 use crate::executor::{Pass, pass};
 use checkpoint::DType;
-use device::{Caps, Device, Meter, Region, RowClass, ScratchFn};
+use device::{Act, Caps, Device, Meter, Region, RowClass, ScratchFn, View};
 use memory::{Component, KvFormat, KvSpec, Ledger, Plan, RegionSizes, Residency, Tier, WeightShare};
-use model::Family;
-use state::{Limits, Span, State};
+use model::{Family, Spec};
+use state::{Decl, Limits, Span, State};
 use std::collections::BTreeMap;
 use weights::{Bound, Role, Weights};
 
@@ -30,11 +31,13 @@ pub struct Ask {
     pub logit_rows: u32,
     /// Most bytes that may be reserved.
     pub guard: u64,
+    /// Most tokens that the model's predictor drafts ahead, where it has one; 0 leaves the predictor where it is.
+    pub draft: u32,
 }
 
 impl Default for Ask {
     fn default() -> Self {
-        Ask { context: None, parallel: 1, chunk: 256, few: 8, kv: None, logit_rows: 1, guard: u64::MAX }
+        Ask { context: None, parallel: 1, chunk: 256, few: 8, kv: None, logit_rows: 1, guard: u64::MAX, draft: 0 }
     }
 }
 
@@ -103,20 +106,26 @@ pub fn plan(family: &dyn Family, bounds: &[Bound], ask: &Ask, on: &Backend) -> R
 fn at_context(family: &dyn Family, bounds: &[Bound], ask: &Ask, on: &Backend, context: u32) -> Result<Plan> {
     let embed_is_f32 = bounds.iter().any(|b| b.component == Component::Embed && b.dtype == DType::F32);
     let main = ask.kv.unwrap_or(if embed_is_f32 { KvFormat::F32 } else { KvFormat::Bf16 });
+    let can_draft = family.drafter().is_some() && bounds.iter().any(|b| b.component == Component::Mtp);
+    let draft = if can_draft { ask.draft } else { 0 };
+    let mut weights = shares(bounds);
+    let predictor = weights.iter_mut().filter(|w| draft > 0 && w.component == Component::Mtp);
+    predictor.for_each(|w| w.residency = Residency::Resident);
     let mut p = Plan {
-        weights: shares(bounds),
+        weights,
         kv: vec![KvSpec { main }; family.spec().n_layers as usize],
         context,
         parallel: ask.parallel.max(1),
         chunk: ask.chunk.max(64).next_multiple_of(64).min(context.next_multiple_of(64)),
-        few: ask.few.max(ask.parallel).max(1),
+        few: ask.few.max(ask.parallel).max(draft.saturating_add(1)),
+        draft,
         kv_bytes: 0,
         state_bytes: 0,
         workspace: RegionSizes::default(),
         row_bytes: 0,
         guard: ask.guard,
     };
-    let decls = family.state(&p.kv);
+    let decls = streams(family, &p);
     let bytes = State::bytes(&decls, limits(&p));
     (p.kv_bytes, p.state_bytes) = (bytes.kv, bytes.state);
     p.workspace = measure(family, bounds, &p, ask.logit_rows, on)?;
@@ -129,6 +138,15 @@ pub fn limits(p: &Plan) -> Limits {
     Limits { context: p.context, parallel: p.parallel, rows: p.chunk.max(p.few), few: p.few }
 }
 
+/// What sequences keep under a plan, for the model and for its predictor where it drafts.
+pub fn streams(family: &dyn Family, p: &Plan) -> Vec<Decl> {
+    let mut all = family.state(&p.kv);
+    if let (Some(d), Some(kv)) = (family.drafter().filter(|_| p.draft > 0), p.kv.last()) {
+        all.extend(d.state(kv));
+    }
+    all
+}
+
 /// Bytes of the list of rows that give logits.
 pub fn pick_bytes(p: &Plan) -> u64 {
     limits(p).rows as u64 * 4
@@ -139,7 +157,7 @@ fn measure(family: &dyn Family, bounds: &[Bound], p: &Plan, logit_rows: u32, on:
     let mut meter = Meter::new(on.scratch, on.caps.clone());
     let mut weights = Weights::imagine(bounds, &mut meter)?;
     let endless = Ledger::new(&[(Tier::Host, u64::MAX)]);
-    let decls = family.state(&p.kv);
+    let decls = streams(family, p);
     let mut state = State::new(&decls, limits(p), &endless, &mut meter)?;
     for (class, n, wanted) in [(RowClass::Many, p.chunk, logit_rows), (RowClass::Few, p.few, p.few)] {
         let n = n.min(p.context);
@@ -149,7 +167,19 @@ fn measure(family: &dyn Family, bounds: &[Bound], p: &Plan, logit_rows: u32, on:
         let rows = state.rows(&a, 0..n)?;
         let (resident, experts) = weights.split();
         let pick = Some(rows.pos.rows(0, wanted.clamp(1, n)));
-        pass(&mut meter, Pass { family, resident, state: &state, rows: &rows, pick, graph: false }, experts)?;
+        let drafter = family.drafter().filter(|_| p.draft > 0);
+        // Who wants the logits of every row may want the predictor's too.
+        let all = drafter.is_some() && class == RowClass::Many && wanted >= n;
+        let vocab = family.spec().vocab;
+        let bytes = n as u64 * vocab as u64 * 4;
+        let foretold = all.then(|| View::dense(meter.imagine(bytes), Act::F32, n, vocab));
+        let dry = Pass { family, resident, state: &state, rows: &rows, pick, graph: false, drafter, foretold };
+        pass(&mut meter, dry, experts)?;
+        if let Some(drafter) = drafter.filter(|_| class == RowClass::Few) {
+            let Spec { hidden, vocab, .. } = *family.spec();
+            let behind = Behind { drafter, hidden, vocab, rows, id: rows.ids.rows(0, 1) };
+            behind.draft(&mut meter, (resident, &state), 0, experts, &mut |_| None)?;
+        }
         state.rollback(a)?;
         state.close(seq)?;
     }

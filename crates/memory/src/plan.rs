@@ -87,6 +87,8 @@ pub struct Plan {
     pub row_bytes: u64,
     /// Most bytes that may be reserved.
     pub guard: u64,
+    /// Most tokens drafted ahead by the model's predictor, 0 where nobody drafts.
+    pub draft: u32,
 }
 
 impl Plan {

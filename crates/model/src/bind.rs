@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::family::Family;
-use crate::want::{Lies, Place, Want};
-use checkpoint::{Checkpoint, Container, DType, TensorInfo};
+use crate::want::{Groups, Lies, Place, Want};
+use checkpoint::{ByteRange, Checkpoint, Container, DType, TensorInfo};
 use memory::Component;
 use weights::{Bound, Canon, Data, Role};
 
@@ -80,6 +80,7 @@ fn at(want: &Want, place: &Place, name: &str, ck: &Checkpoint) -> Result<Option<
         Lies::Whole => whole(info, &want.shape)?,
         Lies::Half(half) => halves(info, &want.shape, half)?,
         Lies::Each => each(info, name, &want.shape, ck)?,
+        Lies::Groups(g) => grouped(info, &want.shape, g)?,
     };
     Ok(Some(Bound {
         id: want.id,
@@ -115,6 +116,14 @@ fn halves(info: &TensorInfo, shape: &[u64], half: u8) -> Result<Data> {
     expect_shape(info, &[shape[0], 2 * shape[1], shape[2]])?;
     let step = info.at.len / shape[0];
     Ok(Data::Whole { range: info.at, first: step / 2 * half as u64, step })
+}
+
+fn grouped(info: &TensorInfo, shape: &[u64], g: Groups) -> Result<Data> {
+    let rows = g.count as u64 * g.of as u64;
+    expect_shape(info, &[rows, shape[1]])?;
+    let row = info.at.len / rows;
+    let range = |(first, n): (u64, u64)| ByteRange { file: info.at.file, off: info.at.off + first * row, len: n * row };
+    Ok(Data::Each(g.ranges().map(range).collect()))
 }
 
 fn each(first: &TensorInfo, pattern: &str, shape: &[u64], ck: &Checkpoint) -> Result<Data> {

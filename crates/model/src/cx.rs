@@ -40,6 +40,11 @@ impl Cx<'_> {
         self.dev.run(Op::RmsNorm { out, x, w, eps })?;
         Ok(out)
     }
+    /// The same into a view.
+    pub fn rms_norm_to(&mut self, out: View, x: View, w: WId, eps: f32) -> Result<()> {
+        let w = Some(self.w.vec(w)?);
+        Ok(self.dev.run(Op::RmsNorm { out, x, w, eps })?)
+    }
     /// The same in place.
     pub fn rms_norm_in(&mut self, x: View, w: WId, eps: f32) -> Result<()> {
         let w = Some(self.w.vec(w)?);
@@ -79,9 +84,20 @@ impl Cx<'_> {
     }
     /// Causal attention over the layer's history into new room `[n, heads, d]`.
     pub fn attention(&mut self, layer: u32, r: &Rows, q: View, scale: f32) -> Result<View> {
+        self.attention_since(layer, r, q, scale, 0)
+    }
+    /// The same without the positions before `since`, which see only themselves.
+    pub fn attention_since(&mut self, layer: u32, r: &Rows, q: View, scale: f32, since: u32) -> Result<View> {
         let st = self.st.view(layer)?;
         let out = self.take(q.rows, q.width())?.heads(q.heads);
-        self.dev.run(Op::Attention { out, q, st, rows: *r, scale, window: None, sinks: None })?;
+        self.dev.run(Op::Attention { out, q, st, rows: *r, scale, window: None, since, sinks: None })?;
+        Ok(out)
+    }
+    /// Each row's predecessor in its sequence into new room; the rows go to the layer's slots.
+    pub fn shift(&mut self, layer: u32, r: &Rows, x: View) -> Result<View> {
+        let st = self.st.rec(layer)?;
+        let out = self.take(x.rows, x.cols)?;
+        self.dev.run(Op::Shift { out, x, st, rows: *r })?;
         Ok(out)
     }
     /// `x *= act(g)`.

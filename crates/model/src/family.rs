@@ -1,10 +1,11 @@
 //! The door every architecture stands behind.
 
 use crate::cx::Cx;
+use crate::drafter::Drafter;
 use crate::error::{Error, Result};
 use crate::keys::Keys;
 use crate::want::Want;
-use crate::{llama, qwen3_5_moe};
+use crate::{llama, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next};
 use checkpoint::{Checkpoint, Meta};
 use device::{Rows, View};
 use memory::KvSpec;
@@ -29,6 +30,38 @@ pub struct Spec {
     pub experts: Option<(u32, u32)>,
     /// Layers of the multi-token predictor.
     pub mtp_layers: u32,
+}
+
+impl Spec {
+    /// Reads what every configuration says in the same way. A GGUF file counts the blocks of a predictor among its own.
+    pub fn read(c: &Keys, experts: Option<(u32, u32)>, mtp_layers: u32) -> Self {
+        let blocks = c.layers("num_hidden_layers", "block_count");
+        let n_layers = if c.gguf() { blocks.saturating_sub(mtp_layers).max(1) } else { blocks };
+        Spec {
+            arch: c.arch().to_string(),
+            n_layers,
+            hidden: c.count("hidden_size", "embedding_length"),
+            vocab: c.vocab(),
+            context: c.count("max_position_embeddings", "context_length"),
+            experts,
+            mtp_layers,
+        }
+    }
+    /// Writes it as GGUF keys of the architecture that is named there.
+    pub fn export(&self, out: &mut Meta) {
+        let arch = out.str("general.architecture").ok().flatten().unwrap_or(&self.arch).to_string();
+        for (name, value) in [
+            ("block_count", self.n_layers.saturating_add(self.mtp_layers)),
+            ("context_length", self.context),
+            ("embedding_length", self.hidden),
+            ("vocab_size", self.vocab),
+        ] {
+            out.set(&format!("{arch}.{name}"), value);
+        }
+        if self.mtp_layers > 0 {
+            out.set(&format!("{arch}.nextn_predict_layers"), self.mtp_layers);
+        }
+    }
 }
 
 /// What a row carries from layer to layer.
@@ -76,10 +109,26 @@ pub trait Family: Send + Sync {
     fn ffn(&self, cx: &mut Cx, l: u32, r: &Rows, x: &mut Carry, ex: &mut dyn ExpertSource) -> Result<()>;
     /// The rows that `pick` names, to `logits` `[m, vocab]`.
     fn head(&self, cx: &mut Cx, r: &Rows, pick: View, x: &Carry, logits: View) -> Result<()>;
+    /// What proposes tokens ahead of it. The checkpoint may still lack its parameters.
+    fn drafter(&self) -> Option<&dyn Drafter> {
+        None
+    }
 }
 
 /// Architectures by the name a GGUF file has for them, then by `model_type`.
-const SUPPORTED: [&str; 4] = ["llama", "qwen2", "qwen35moe", "qwen3_5_moe"];
+const SUPPORTED: [&str; 11] = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3moe",
+    "qwen3_moe",
+    "qwen3next",
+    "qwen3_next",
+    "qwen35",
+    "qwen3_5",
+    "qwen35moe",
+    "qwen3_5_moe",
+];
 
 /// Names of the architectures that can be opened.
 pub fn supported() -> &'static [&'static str] {
@@ -94,7 +143,17 @@ pub fn open(ck: &Checkpoint) -> Result<Box<dyn Family>> {
     let keys = Keys::new(ck)?;
     match keys.arch() {
         "llama" | "qwen2" => Ok(Box::new(llama::Llama::new(&keys)?)),
-        "qwen35moe" | "qwen3_5_moe" => Ok(Box::new(qwen3_5_moe::Qwen35Moe::new(&keys)?)),
+        "qwen3" => Ok(Box::new(qwen3::new(&keys)?)),
+        "qwen3moe" | "qwen3_moe" => Ok(Box::new(qwen3_moe::new(&keys)?)),
+        "qwen3next" | "qwen3_next" => Ok(Box::new(qwen3_next::new(&keys)?)),
+        "qwen35" | "qwen3_5" => Ok(Box::new(qwen3_5::new(&keys)?)),
+        "qwen35moe" | "qwen3_5_moe" => Ok(Box::new(qwen3_5_moe::new(&keys)?)),
+        "clip" => Err(Error::BadKey {
+            key: "general.architecture".into(),
+            value: "clip".into(),
+            why: "this is the vision tower of a model, and vision is not supported yet; open the language model's file"
+                .into(),
+        }),
         other => Err(Error::UnknownArchitecture { found: other.to_string(), supported: SUPPORTED.to_vec() }),
     }
 }

@@ -11,6 +11,7 @@ pub const MOST: u32 = 1 << 24;
 
 /// The configuration of one model.
 pub struct Keys<'a> {
+    ck: &'a Checkpoint,
     meta: &'a Meta,
     arch: String,
     hf: Map<String, Value>,
@@ -41,7 +42,7 @@ impl<'a> Keys<'a> {
             }
         };
         let tensors = ck.tensors().len();
-        Ok(Keys { meta, arch, hf, embedded, tensors, missing: RefCell::default(), bad: RefCell::default() })
+        Ok(Keys { ck, meta, arch, hf, embedded, tensors, missing: RefCell::default(), bad: RefCell::default() })
     }
     /// The architecture's name in the file.
     pub fn arch(&self) -> &str {
@@ -77,6 +78,10 @@ impl<'a> Keys<'a> {
     }
     fn wrong(&self, key: &str, v: &Value, why: &str) {
         self.note(Error::BadKey { key: key.into(), value: v.to_string(), why: why.into() });
+    }
+    /// The first of two Hugging Face names if the file has it, else the second.
+    pub fn either<'n>(&self, first: &'n str, second: &'n str) -> &'n str {
+        if self.hf(first).is_some() || self.hf(second).is_none() { first } else { second }
     }
     /// An integer that may be absent.
     pub fn opt_u32(&self, hf: &str, gguf: &str) -> Option<u32> {
@@ -157,12 +162,50 @@ impl<'a> Keys<'a> {
             self.wrong("hidden_act", v, "only silu is supported in this architecture");
         }
     }
+    /// Refuses sliding windows, where the file asks for them.
+    pub fn no_window(&self) {
+        if let Some(v) = self.hf("use_sliding_window").filter(|v| **v != Value::Bool(false)) {
+            self.wrong("use_sliding_window", v, "sliding windows are not supported in this architecture");
+        }
+    }
+    /// Whether layer `l` of a mixture has routed experts: by `mlp_only_layers` and `decoder_sparse_step`, or by the
+    /// router's tensor in a GGUF file.
+    pub fn is_sparse(&self, l: u32) -> bool {
+        if self.gguf() {
+            let router = format!("blk.{l}.ffn_gate_inp.weight");
+            return self.ck.tensors().len() == 0 || self.ck.tensor(&router).is_some();
+        }
+        let listed = self.hf("mlp_only_layers").and_then(Value::as_array);
+        let dense = listed.is_some_and(|list| list.iter().any(|v| v.as_u64() == Some(l.into())));
+        let step = self.opt_u32("decoder_sparse_step", "").unwrap_or(1);
+        !dense && step > 0 && (l + 1).is_multiple_of(step)
+    }
+    /// Whether the head is a matrix of its own, which the file must then have.
+    pub fn untied(&self) -> bool {
+        self.hf("tie_word_embeddings") == Some(&Value::Bool(false))
+    }
+    /// Whether a safetensors file was written by MLX, which turns depthwise convolutions round (`[channels, taps, 1]`) and
+    /// adds 1 to norms around zero when it does.
+    pub fn turned(&self) -> bool {
+        let conv = |t: &&checkpoint::TensorInfo| t.name.ends_with(".conv1d.weight");
+        let first = self.ck.tensors().find(conv).filter(|_| !self.gguf());
+        first.is_some_and(|t| matches!(t.shape[..], [_, taps, 1] if taps > 1))
+    }
+    /// Layers of the multi-token predictor.
+    pub fn predictors(&self) -> u32 {
+        self.opt_u32("mtp_num_hidden_layers", "nextn_predict_layers").unwrap_or(0)
+    }
     /// A number that must be there.
     pub fn f32(&self, hf: &str, gguf: &str) -> f32 {
         self.opt_f32(hf, gguf).unwrap_or_else(|| {
             self.miss(hf, gguf);
             1.0
         })
+    }
+    /// Refuses a width made of several counts that is beyond [`MOST`]: products of it would not fit.
+    pub fn width(&self, columns: u64, hf: &str, gguf: &str) {
+        let why = format!("it makes rows of {columns} elements, and more than {MOST} cannot be");
+        self.require(columns <= u64::from(MOST), hf, gguf, columns, &why);
     }
     /// Notes that a condition on a key does not hold; not while something is missing, which values may stand in for.
     pub fn require(&self, ok: bool, hf: &str, gguf: &str, value: impl std::fmt::Display, why: &str) {

@@ -2,21 +2,34 @@
 //! No loop order, no batching, no I/O.
 //!
 //! A [`Family`] reads its config from either kind of file ([`keys`]), lists the parameters it needs ([`want`]), says
-//! what a sequence keeps, and writes its forward pass as plain calls on a [`Cx`]. One file per family:
-//! [`llama`] (also Qwen2) and [`qwen3_5_moe`].
+//! what a sequence keeps, and writes its forward pass as plain calls on a [`Cx`]. One file per family: [`llama`] (also
+//! Qwen2), [`qwen3`], [`qwen3_moe`], [`qwen3_next`], [`qwen3_5`], [`qwen3_5_moe`]. Those of Qwen3 and later are a
+//! [`decoder`] of blocks whose mixers ([`gqa`], [`gdn`]) and feed-forwards ([`sparse`]) are shared.
 
 mod bind;
 mod cx;
+pub mod decoder;
+mod drafter;
 mod error;
 mod family;
+pub mod gdn;
+pub mod gqa;
+pub mod hybrid;
 pub mod keys;
 pub mod llama;
 pub mod moe;
+pub mod mtp;
+pub mod qwen3;
+pub mod qwen3_5;
 pub mod qwen3_5_moe;
+pub mod qwen3_moe;
+pub mod qwen3_next;
 pub mod rope;
+pub mod sparse;
 pub mod want;
 
 pub use bind::bind;
 pub use cx::Cx;
+pub use drafter::Drafter;
 pub use error::{Error, Result};
 pub use family::{Carry, CarrySpec, Family, Spec, open, supported};

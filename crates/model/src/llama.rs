@@ -78,6 +78,7 @@ impl Llama {
         c.require(whole, "num_key_value_heads", kv, n_kv_heads, "it must divide the number of heads");
         let sane = (2..=1 << 16).contains(&head_dim);
         c.require(sane, "head_dim", "attention.key_length", head_dim, "2 to 65536 can be");
+        c.width(u64::from(n_heads) * u64::from(head_dim), "num_attention_heads", "attention.head_count");
         let dims = c.rope_dims(head_dim, head_dim & !1);
         c.done()?;
 

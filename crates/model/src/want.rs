@@ -25,6 +25,30 @@ pub enum Lies {
     Half(u8),
     /// One tensor per expert.
     Each,
+    /// Some rows of every group of a tensor's rows.
+    Groups(Groups),
+}
+
+/// Rows of a tensor that come in equal groups, of which a parameter takes some.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// Groups there are.
+    pub count: u32,
+    /// Rows of a group.
+    pub of: u32,
+    /// `(first, rows)` in each group, up to three such ranges: the parameter is the first of them in every group, then
+    /// the second in every group, then the third. Ranges of no rows are none.
+    pub rows: [(u32, u32); 3],
+}
+
+impl Groups {
+    /// The parameter's rows as ranges `(first, rows)` of the tensor's.
+    pub fn ranges(self) -> impl Iterator<Item = (u64, u64)> {
+        let used = self.rows.into_iter().filter(|r| r.1 > 0);
+        used.flat_map(move |(first, n)| {
+            (0..self.count).map(move |g| (g as u64 * self.of as u64 + first as u64, n as u64))
+        })
+    }
 }
 
 /// How the canonical parameter is rearranged when it is written to a GGUF file.
@@ -99,6 +123,10 @@ impl Wants {
     pub fn finish(self) -> Vec<Want> {
         self.0
     }
+    /// What was collected so far.
+    pub fn as_slice(&self) -> &[Want] {
+        &self.0
+    }
     fn push(&mut self, component: Component, role: Role, shape: Vec<u64>, gguf: Vec<Place>, hf: Vec<Place>) -> WId {
         let id = WId(self.0.len() as u32);
         let (optional, fallback, export) = (false, None, Export::Same);
@@ -155,6 +183,8 @@ impl Wants {
             }
             None => in_hf.push(place(format!("{hf}.experts.down_proj"), Lies::Whole)),
         }
+        // MLX stacks them.
+        in_hf.push(place(format!("{hf}.switch_mlp.{stacked}_proj.weight"), Lies::Whole));
         let shape = vec![x.count as u64, x.n as u64, x.k as u64];
         self.push(c, Role::Experts { layer: x.layer, proj: x.proj, count: x.count }, shape, in_gguf, in_hf)
     }
@@ -162,6 +192,18 @@ impl Wants {
         if let Some(w) = self.0.last_mut() {
             f(w);
         }
+    }
+    /// Another name of the last parameter in safetensors files.
+    pub fn or_hf(&mut self, name: &str) {
+        self.last(|w| w.hf.push(whole(name)));
+    }
+    /// Says that safetensors files keep the last parameter in such rows of its tensor.
+    pub fn grouped_in_hf(&mut self, g: Groups) {
+        self.last(|w| w.hf.iter_mut().for_each(|p| p.shape = Lies::Groups(g)));
+    }
+    /// The same of GGUF files.
+    pub fn grouped_in_gguf(&mut self, g: Groups) {
+        self.last(|w| w.gguf.iter_mut().for_each(|p| p.shape = Lies::Groups(g)));
     }
     /// Marks the last parameter as one the model works without.
     pub fn optional(&mut self) {
@@ -186,6 +228,56 @@ pub struct Experts {
     pub n: u32,
     /// Input features.
     pub k: u32,
+}
+
+/// Where a block's parameters are: the roots of their names, and what they come and go with.
+#[derive(Clone, Debug)]
+pub struct At {
+    /// Root of the names in GGUF files, `blk.3`.
+    pub gguf: String,
+    /// Root of the names in safetensors files, `~layers.3`.
+    pub hf: String,
+    /// Component of everything but the routed experts.
+    pub here: Component,
+    /// Component of the routed experts.
+    pub experts: Component,
+    /// Number of the layer.
+    pub layer: u32,
+}
+
+impl At {
+    /// Layer `l` of the model.
+    pub fn layer(l: u32) -> Self {
+        let (here, experts) = (Component::Layer(l), Component::Experts(l));
+        At { gguf: format!("blk.{l}"), hf: format!("~layers.{l}"), here, experts, layer: l }
+    }
+    /// The block of a predictor behind `n_layers` layers.
+    pub fn predictor(n_layers: u32) -> Self {
+        let (here, experts) = (Component::Mtp, Component::Mtp);
+        At { gguf: format!("blk.{n_layers}"), hf: "mtp.layers.0".into(), here, experts, layer: n_layers }
+    }
+    fn names(&self, gguf: &str, hf: &str) -> (String, String) {
+        (format!("{}.{gguf}", self.gguf), format!("{}.{hf}", self.hf))
+    }
+    /// A matrix `[n, k]`, by the ends of its names.
+    pub fn mat(&self, w: &mut Wants, n: u32, k: u32, gguf: &str, hf: &str) -> WId {
+        let (gguf, hf) = self.names(gguf, hf);
+        w.mat(self.here, n, k, gguf, hf)
+    }
+    /// A vector of `n` that safetensors files may store in another way.
+    pub fn vec_as(&self, w: &mut Wants, n: u32, gguf: &str, hf: &str, canon: Canon) -> WId {
+        let (gguf, hf) = self.names(gguf, hf);
+        w.vec_as(self.here, n, gguf, hf, canon)
+    }
+    /// A small table `[n, k]`, used as a vector.
+    pub fn table(&self, w: &mut Wants, n: u32, k: u32, gguf: &str, hf: &str) -> WId {
+        let (gguf, hf) = self.names(gguf, hf);
+        w.table(self.here, n, k, gguf, hf)
+    }
+    /// One matrix of the routed experts, under `hf` in safetensors files.
+    pub fn experts(&self, w: &mut Wants, x: Experts, hf: &str) -> WId {
+        w.experts(self.experts, x, &self.gguf, &format!("{}.{hf}", self.hf))
+    }
 }
 
 fn whole(name: impl Into<String>) -> Place {

@@ -186,5 +186,32 @@ fn config_json_is_not_read_past_what_it_says() {
         let e = altered("qwen3_5_moe-a", |c| c["layer_types"] = value.clone());
         assert!(e.contains("layer_types"), "{value}: {e}");
     }
-    assert_eq!(altered("llama-a", |_| {}), "accepted");
+    for (name, key, value) in [
+        ("qwen3-a", "attention_bias", json!(true)),
+        ("qwen3-a", "use_sliding_window", json!(true)),
+        ("qwen3-a", "num_key_value_heads", json!(3)),
+        ("llama-a", "num_attention_heads", json!(1 << 24)),
+        ("qwen3-a", "num_attention_heads", json!(1 << 24)),
+        ("qwen3_5-a", "linear_num_value_heads", json!(1 << 24)),
+        ("qwen3_moe-a", "num_experts_per_tok", json!(9)),
+        ("qwen3_moe-a", "decoder_sparse_step", json!("x")),
+        ("qwen3_next-a", "linear_num_key_heads", json!(3)),
+        ("qwen3_5-a", "linear_num_key_heads", json!(4)),
+        ("qwen3_5-a", "full_attention_interval", json!(-4)),
+    ] {
+        let e = altered(name, |c| c[key] = value.clone());
+        assert!(e.contains(key) && !e.contains("lacks"), "{name} {key} {value}: {e}");
+    }
+    assert_eq!(altered("qwen3_5-a", |c| c["mtp_num_hidden_layers"] = u32::MAX.into()), "accepted");
+    for name in testkit::NAMES {
+        assert_eq!(altered(name, |_| {}), "accepted", "{name}");
+    }
+}
+
+#[test]
+fn a_configuration_without_a_sparse_step_of_its_own_is_sparse_throughout() {
+    assert_eq!(altered("qwen3_moe-a", |c| drop(c.as_object_mut().unwrap().remove("decoder_sparse_step"))), "accepted");
+    // Every second layer dense: the first one's tensors are not there.
+    let e = altered("qwen3_moe-a", |c| c["decoder_sparse_step"] = 2.into());
+    assert!(e.contains("model.layers.0.mlp.gate_proj.weight"), "{e}");
 }

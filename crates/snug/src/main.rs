@@ -9,6 +9,7 @@ mod fault;
 mod interrupt;
 mod load;
 mod output;
+mod places;
 mod progress;
 mod resolve;
 

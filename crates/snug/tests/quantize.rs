@@ -5,8 +5,6 @@ use snug::quantize::{Options, Report, Rule, parse_type, quantize};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-const MODELS: [&str; 5] = ["llama-a", "llama-b", "qwen2-a", "qwen3_5_moe-a", "qwen3_5_moe-b"];
-
 fn to(from: &Path, out: &Path, kind: &str, rules: &[&str]) -> Report {
     let rules = rules.iter().map(|r| Rule::parse(r).unwrap()).collect();
     let how = Options { to: parse_type(kind).unwrap(), rules, meta: vec![], force: false };
@@ -28,7 +26,7 @@ fn rms(a: &[f32], b: &[f32]) -> f32 {
 
 #[test]
 fn a_gguf_in_f32_has_the_logits_of_transformers() {
-    for name in MODELS {
+    for name in testkit::NAMES {
         let (dir, out) = (testkit::materialise(name).unwrap(), tempfile::tempdir().unwrap());
         let file = out.path().join("m.gguf");
         to(dir.path(), &file, "f32", &[]);

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 
 /// Real widths; few layers, experts and tokens, so that a test takes seconds.
 fn small(geometry: &str, to: &str) -> Options {
-    let experts = (geometry == "qwen3.6-35b-a3b").then_some(4);
+    let experts = geometry.contains("-a3b").then_some(4);
     Options {
         geometry: geometry.into(),
         resize: Resize { layers: Some(4), experts, vocab: Some(512) },
@@ -66,6 +66,19 @@ fn a_mixture_with_its_predictor_gives_sane_logits() {
         assert!(ck.tensor(name).is_some(), "{name}");
     }
     assert!(ck.meta().str("general.description").unwrap().unwrap().contains("seed 7"));
+}
+
+#[test]
+fn the_other_geometries_give_sane_logits_from_both_containers() {
+    let dir = tempfile::tempdir().unwrap();
+    for (geometry, layers) in [("qwen3-30b-a3b", 1), ("qwen3-next-80b-a3b", 1)] {
+        for (format, to) in [(Format::Gguf, "q4_0"), (Format::Hf, "bf16")] {
+            let out = dir.path().join(format!("{geometry}-{format:?}"));
+            let resize = Resize { layers: Some(layers), experts: Some(2), ..small(geometry, to).resize };
+            write(&out, &Options { format, resize, ..small(geometry, to) });
+            sane(&logits(&out), &format!("{geometry} {format:?}"));
+        }
+    }
 }
 
 #[test]
@@ -130,6 +143,57 @@ fn the_whole_35b_as_a_hole_is_inspected_and_takes_no_room() {
     assert!((elements - 35.506).abs() < 0.001, "{elements}");
 }
 
+/// Parameters and bytes of the published models, which `inspect` gives exactly.
+#[test]
+fn whole_geometries_as_holes_have_the_figures_of_the_real_models() {
+    let dir = tempfile::tempdir().unwrap();
+    // text, active, predictor, vision; bytes of a position, of states, of convolutions; of an expert, of a token's.
+    let known = [
+        ("qwen3-30b-a3b", [30_532_122_624, 3_353_032_704, 0, 0], [98_304, 0, 0], [2_654_208u64, 1_019_215_872]),
+        (
+            "qwen3-next-80b-a3b",
+            [79_674_391_296, 3_874_929_408, 0, 0],
+            [24_576, 75_497_472, 3_538_944],
+            [1_769_472, 849_346_560],
+        ),
+        (
+            "qwen3.6-35b-a3b",
+            [34_660_610_688, 3_454_988_928, 844_640_768, 0],
+            [20_480, 62_914_560, 2_949_120],
+            [1_769_472, 566_231_040],
+        ),
+        (
+            "qwen3.8-27b",
+            [26_895_998_464, 26_895_998_464, 424_699_392, 460_730_096],
+            [65_536, 150_994_944, 5_898_240],
+            [0, 0],
+        ),
+    ];
+    for (geometry, parameters, sequence, experts) in known {
+        // Only safetensors files hold a vision tower.
+        for format in if parameters[3] > 0 { &["gguf", "hf"][..] } else { &["gguf"] } {
+            let out = dir.path().join(format!("{geometry}.{format}"));
+            let to = if *format == "gguf" { "q4_0" } else { "bf16" };
+            let r = snug(&["synth", geometry, str(&out), "--sparse", "--type", to, "--format", format]);
+            assert_eq!(r.code, Some(0), "{r:?}");
+            let seen = snug(&["inspect", str(&out), "--json"]).json();
+            let get = |root: &str, name: &str| seen[root][name].as_u64().unwrap_or(0);
+            let counted = ["text", "active", "predictor", "vision"].map(|n| get("parameters", n));
+            let vision = if *format == "gguf" { 0 } else { parameters[3] };
+            assert_eq!(counted, [parameters[0], parameters[1], parameters[2], vision], "{geometry} {format}");
+            assert_eq!(get("parameters", "other"), 0, "{geometry} {format}");
+            assert_eq!(
+                ["bytes_per_position", "state_bytes", "conv_bytes"].map(|n| get("sequence", n)),
+                sequence,
+                "{geometry}"
+            );
+            if *format == "gguf" {
+                assert_eq!(["bytes", "bytes_per_token"].map(|n| get("experts", n)), experts, "{geometry}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_smollm2_has_the_parameters_of_the_real_one() {
     let dir = tempfile::tempdir().unwrap();
@@ -147,7 +211,7 @@ fn what_cannot_be_written_is_said_and_nothing_is_left() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("m.gguf");
     let fails = |args: &[&str]| snug(&[&["synth"], args].concat()).failed(2);
-    assert!(fails(&["qwen3-30b-a3b", str(&file)]).contains("smollm2-135m, llama-3.2-1b, qwen3.6-35b-a3b"));
+    assert!(fails(&["gpt-9", str(&file)]).contains("smollm2-135m, llama-3.2-1b, qwen3-30b-a3b"));
     assert!(fails(&["smollm2-135m", str(&file), "--experts", "4"]).contains("--experts"));
     assert!(fails(&["smollm2-135m", str(&file), "--type", "q9"]).contains("q4_k"));
     let hf = ["smollm2-135m", str(&file), "--type", "q4_0", "--format", "hf"];

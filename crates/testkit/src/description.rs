@@ -16,7 +16,21 @@ macro_rules! table {
         )),*];
     };
 }
-table!["llama-a", "llama-b", "qwen2-a", "qwen3_5_moe-a", "qwen3_5_moe-b"];
+table![
+    "llama-a",
+    "llama-b",
+    "qwen2-a",
+    "qwen3-a",
+    "qwen3-b",
+    "qwen3_5-a",
+    "qwen3_5-b",
+    "qwen3_5_moe-a",
+    "qwen3_5_moe-b",
+    "qwen3_moe-a",
+    "qwen3_moe-b",
+    "qwen3_next-a",
+    "qwen3_next-b",
+];
 
 /// A described model.
 #[derive(Debug, Clone)]

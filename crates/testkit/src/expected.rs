@@ -116,10 +116,13 @@ mod tests {
             check_rows(&want.logits, &want.argmax, &want.top2_gap, vocab);
             assert_eq!((want.greedy.prompt, want.greedy.ids.len()), (41, 16));
             assert_eq!(want.greedy.ids[0], want.argmax[40]);
-            assert_eq!(want.routing.is_some(), config.get("num_experts").is_some(), "{name}");
-            if let Some(routing) = &want.routing {
-                let [layers, k, e] = ["num_hidden_layers", "num_experts_per_tok", "num_experts"]
-                    .map(|f| config[f].as_u64().unwrap() as usize);
+            let experts = ["num_experts", "num_local_experts"].into_iter().find(|f| config.get(f).is_some());
+            assert_eq!(want.routing.is_some(), experts.is_some(), "{name}");
+            if let (Some(routing), Some(experts)) = (&want.routing, experts) {
+                let [layers, k, e] =
+                    ["num_hidden_layers", "num_experts_per_tok", experts].map(|f| config[f].as_u64().unwrap() as usize);
+                let dense = config.get("mlp_only_layers").and_then(|l| l.as_array()).map_or(0, Vec::len);
+                let layers = layers - dense;
                 assert_eq!(routing.experts.len(), 64);
                 for row in &routing.experts {
                     assert_eq!(row.len(), layers);

@@ -4,12 +4,15 @@
 //! keys and tensors, odd alignments, overlapping tensors and data beyond the end are refused. Types that are known but not decoded are listed (see
 //! [`crate::Opaque`]) and refused by name when used; ids that are not known at all are refused when the file is opened, since their size is not known.
 
+mod beside;
 mod cursor;
 mod header;
 mod split;
 mod types;
 mod write;
 
+pub use beside::is_companion;
+pub(crate) use beside::{Set, vision, with_predictor};
 pub(crate) use header::parse;
 pub(crate) use split::{SplitName, open_set};
 pub use write::{NewTensor, TensorWriter, write_gguf, write_gguf_hole, write_gguf_to};

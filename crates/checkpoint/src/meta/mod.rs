@@ -117,6 +117,14 @@ impl Meta {
         self
     }
 
+    /// Sets every GGUF value that `other` has.
+    pub fn extend(&mut self, other: &Meta) -> &mut Self {
+        for (key, value) in &other.entries {
+            self.put(key.clone(), value.clone());
+        }
+        self
+    }
+
     /// Removes a GGUF value.
     pub fn remove(&mut self, key: &str) {
         if let Some(at) = self.index.remove(key) {

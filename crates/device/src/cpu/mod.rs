@@ -127,6 +127,7 @@ impl Kernels for CpuKernels {
             Op::Attention { q, st, rows, .. } => history::scratch(q, st, rows, caps),
             Op::ConvSilu { x, kernel, .. } => recurrent::conv_scratch(x, *kernel),
             Op::GatedDelta { g, rows, .. } => recurrent::delta_scratch(g, rows, caps),
+            Op::Shift { .. } => 0,
             Op::Route { logits, router, .. } => rows::route_scratch(logits, router),
             Op::Combine { .. } => 0,
             Op::GatherRows { .. } => 0,
@@ -152,14 +153,15 @@ impl Kernels for CpuKernels {
             Op::Scale { x, by } => rows::scale(cx, x, by),
             Op::Softcap { x, cap } => rows::softcap(cx, x, *cap),
             Op::Append { st, rows, k, v } => history::append(cx, st, rows, k, v),
-            Op::Attention { out, q, st, rows, scale, window, sinks } => {
-                history::attention(cx, out, q, st, rows, *scale, *window, sinks.as_ref())
+            Op::Attention { out, q, st, rows, scale, window, since, sinks } => {
+                history::attention(cx, out, q, st, rows, *scale, (*window, *since), sinks.as_ref())
             }
             Op::ConvSilu { out, x, w, kernel, st, rows } => recurrent::conv_silu(cx, out, x, w, *kernel, st, rows),
             Op::GatedDelta { out, qkv, a, b, decay, dt, g, st, rows } => {
                 let o = recurrent::Operands { out, qkv, a, b, decay, dt };
                 recurrent::gated_delta(cx, &o, g, st, rows)
             }
+            Op::Shift { out, x, st, rows } => recurrent::shift(cx, out, x, st, rows),
             Op::Route { out, logits, router } => rows::route(cx, out, logits, router),
             Op::Combine { out, base, parts, w } => rows::combine(cx, out, base, parts, w),
             Op::GatherRows { out, x, rows } => rows::gather_rows(cx, out, x, rows),

@@ -64,7 +64,7 @@ pub fn attention(
     st: &StreamView,
     rows: &Rows,
     scale: f32,
-    window: Option<u32>,
+    (window, since): (Option<u32>, u32),
     sinks: Option<&Buf>,
 ) -> Result<()> {
     let (pos, seq) = (ints(mem, &rows.pos)?, ints(mem, &rows.seq_of)?);
@@ -76,7 +76,7 @@ pub fn attention(
         let (row, h) = (i / heads as usize, i as u32 % heads);
         let kv_head = h / (heads / st.heads);
         let p = pos[row] as u32;
-        let first = window.map_or(0, |w| (p + 1).saturating_sub(w));
+        let first = window.map_or(0, |w| (p + 1).saturating_sub(w)).max(since.min(p));
         let mut scores = Vec::new();
         let mut values = Vec::new();
         for j in first..=p {

@@ -55,14 +55,15 @@ impl Kernels for ReferenceKernels {
             Op::Softcap { x, cap } => basic::softcap(mem, x, *cap),
             Op::GatherRows { out, x, rows } => basic::gather_rows(mem, out, x, rows),
             Op::Append { st, rows, k, v } => attention::append(mem, st, rows, k, v),
-            Op::Attention { out, q, st, rows, scale, window, sinks } => {
-                attention::attention(mem, out, q, st, rows, *scale, *window, sinks.as_ref())
+            Op::Attention { out, q, st, rows, scale, window, since, sinks } => {
+                attention::attention(mem, out, q, st, rows, *scale, (*window, *since), sinks.as_ref())
             }
             Op::ConvSilu { out, x, w, kernel, st, rows } => recurrent::conv_silu(mem, out, x, w, *kernel, st, rows),
             Op::GatedDelta { out, qkv, a, b, decay, dt, g, st, rows } => {
                 let input = recurrent::Inputs { qkv, a, b, decay, dt };
                 recurrent::gated_delta(mem, out, &input, g, st, rows)
             }
+            Op::Shift { out, x, st, rows } => recurrent::shift(mem, out, x, st, rows),
             Op::Route { out, logits, router } => moe::route(mem, out, logits, router),
             Op::ExpertGroup { dst, mid, h, routed, e, pick, part, .. } => {
                 moe::expert_group(mem, dst, mid, h, routed, e, pick, *part)

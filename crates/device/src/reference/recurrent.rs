@@ -61,6 +61,17 @@ pub fn conv_silu(
     put(mem, out, &y)
 }
 
+pub fn shift(mem: &HostMemory, out: &View, x: &View, st: &RecView, rows: &Rows) -> Result<()> {
+    let c = x.cols as usize;
+    let xs = floats(mem, x)?;
+    let mut y = Vec::with_capacity(xs.len());
+    walk(mem, rows, st.slots, &st.state, st.state_elems, |row, before| {
+        y.extend_from_slice(before);
+        before.copy_from_slice(&xs[row * c..(row + 1) * c]);
+    })?;
+    put(mem, out, &y)
+}
+
 /// What the gated delta rule reads besides states.
 pub struct Inputs<'a> {
     pub qkv: &'a View,

@@ -19,6 +19,8 @@ pub struct Attention {
     pub d: u32,
     pub spans: Vec<Span>,
     pub window: Option<u32>,
+    /// First position that others see.
+    pub since: u32,
     /// Pages of a ring per sequence.
     pub ring: u32,
     pub sinks: bool,
@@ -27,7 +29,7 @@ pub struct Attention {
 
 pub fn attention_of(class: RowClass, fmt: KvFormat, (heads, kv, d): (u32, u32, u32), rows: &[(u32, u32)]) -> Attention {
     let seed = (heads * d + rows.len() as u32 + rows[0].0) as u64;
-    Attention { class, fmt, heads, kv, d, spans: spans(rows), window: None, ring: 0, sinks: false, seed }
+    Attention { class, fmt, heads, kv, d, spans: spans(rows), window: None, since: 0, ring: 0, sinks: false, seed }
 }
 
 impl Attention {
@@ -56,6 +58,7 @@ impl Attention {
         let st = self.stream(Buf::whole(device::AllocId(0), 0));
         for (s, span) in step.spans.iter().enumerate() {
             let first = self.window.map_or(0, |w| (span.start + 1).saturating_sub(w));
+            let first = first.max(self.since.min(span.start));
             for p in first..span.start + if own { span.n } else { 0 } {
                 let page = match self.ring {
                     0 => step.pages[s][(p / 256) as usize] as u64,
@@ -85,7 +88,7 @@ impl Attention {
             let out = w.output("out", Grade::Close(tolerance::ATTENTION), s.gaps(!gaps));
             let rows = step.rows(w);
             let scale = 1.0 / (self.d as f32).sqrt();
-            Op::Attention { out, q, st: self.stream(buf), rows, scale, window: self.window, sinks }
+            Op::Attention { out, q, st: self.stream(buf), rows, scale, window: self.window, since: self.since, sinks }
         })
     }
     pub fn append_case(self) -> Case {
@@ -142,6 +145,7 @@ pub fn attention_few() -> Vec<Case> {
         {
             let base = attention_of(Few, fmt, shape, &[(0, 1), (63, 1), (700, 3), (255, 2)]);
             all.push(Attention { sinks: i % 2 == 1, ..base.clone() }.case());
+            all.push(Attention { since: [1, 64, 300][i % 3], ..base.clone() }.case());
             all.push(Attention { window: Some([1, 100, 256, 300][i % 4]), ..base }.case());
         }
         // More than 32 pages: partitions of two pages, the last one short.
@@ -179,6 +183,7 @@ pub fn attention_many() -> Vec<Case> {
         {
             let base = attention_of(Many, fmt, shape, &[(0, 70), (130, 1), (250, 40)]);
             all.push(Attention { sinks: i % 2 == 0, ..base.clone() }.case());
+            all.push(Attention { since: [1, 64, 100][i % 3], ..base.clone() }.case());
             all.push(Attention { window: Some([1, 50, 64, 100][i % 4]), ..base }.case());
         }
         all.push(attention_of(Many, fmt, (4, 2, 64), &[(0, 300)]).case());

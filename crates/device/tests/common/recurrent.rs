@@ -108,6 +108,32 @@ pub fn conv_silu() -> Vec<Case> {
     all
 }
 
+pub fn shift() -> Vec<Case> {
+    let case = |rec: Recurrent, cols: u32| {
+        Case::new(format!("shift {cols} {rec:?}"), move |w: &mut World| {
+            let mut r = Random::new(rec.seed);
+            let (step, slots) = rec.step(&mut r);
+            let states = rec.states(&step, slots, cols, &mut r);
+            let state = w.bytes("states", Grade::Exact, &states);
+            let s = dense(step.n(), 1, cols).gaps(rec.seed.is_multiple_of(2));
+            let x = w.input("x", s, &r.floats(s.len(), 2.0));
+            let out = w.output("out", Grade::Exact, s);
+            let rows = step.rows(w);
+            let st = RecView { state, state_elems: cols, ..nowhere(slots) };
+            Op::Shift { out, x, st, rows }
+        })
+    };
+    let mut all = Vec::new();
+    for cols in [1, 64, 200] {
+        all.push(case(Recurrent::new(Few, &[(0, 1), (5, 1), (9, 4), (0, 3)], Keep::Every), cols));
+        all.push(case(Recurrent::new(Few, &[(5, 1), (9, 1)], Keep::InPlace), cols));
+        for keep in [Keep::Grid, Keep::InPlace, Keep::Every] {
+            all.push(case(Recurrent::new(Many, &[(3, 2), (0, 70)], keep), cols));
+        }
+    }
+    all
+}
+
 /// Heads and how strongly they forget.
 #[derive(Copy, Clone, Debug)]
 pub struct Heads {

@@ -5,6 +5,7 @@ use crate::fault::Ended;
 use crate::output::{self, bytes};
 use crate::resolve;
 use checkpoint::{Checkpoint, Container, TensorInfo, Value};
+use engine::figures::{self, ExpertBytes, Parameters, PerSequence};
 use engine::{open, plan};
 use memory::{Component, Residency, WeightShare};
 use model::{Family, Spec};
@@ -20,13 +21,22 @@ struct Facts {
     name: String,
     arch: Option<String>,
     /// What the family makes of it, or why it cannot be run.
-    runs: Result<(Spec, Vec<WeightShare>), String>,
+    runs: Result<Runs, String>,
+}
+
+/// What a family makes of a checkpoint.
+struct Runs {
+    spec: Spec,
+    shares: Vec<WeightShare>,
+    parameters: Parameters,
+    sequence: PerSequence,
+    experts: Option<ExpertBytes>,
 }
 
 /// Prints it.
 pub fn run(a: &InspectArgs) -> anyhow::Result<Ended> {
     let ck = Checkpoint::open(resolve::source(a.model.as_deref())?)?;
-    let runs = model::open(&ck).and_then(|f| shares(f.as_ref(), &ck)).map_err(|e| e.to_string());
+    let runs = model::open(&ck).and_then(|f| looked_at(f.as_ref(), &ck)).map_err(|e| e.to_string());
     let facts = Facts { name: open::name(ck.meta()), arch: architecture(&ck), runs, ck };
     if a.json {
         output::json(&as_json(&facts, a.tensors))?
@@ -36,8 +46,15 @@ pub fn run(a: &InspectArgs) -> anyhow::Result<Ended> {
     Ok(Ended::Done)
 }
 
-fn shares(family: &dyn Family, ck: &Checkpoint) -> model::Result<(Spec, Vec<WeightShare>)> {
-    Ok((family.spec().clone(), plan::shares(&model::bind(family, ck)?)))
+fn looked_at(family: &dyn Family, ck: &Checkpoint) -> model::Result<Runs> {
+    let bounds = model::bind(family, ck)?;
+    Ok(Runs {
+        spec: family.spec().clone(),
+        shares: plan::shares(&bounds),
+        parameters: figures::parameters(family, &bounds, ck),
+        sequence: figures::per_sequence(family),
+        experts: figures::expert_bytes(family, &bounds),
+    })
 }
 
 fn architecture(ck: &Checkpoint) -> Option<String> {
@@ -88,17 +105,31 @@ fn print(f: &Facts, tensors: bool) -> anyhow::Result<()> {
     field("name", f.name.clone())?;
     field("architecture", f.arch.clone().unwrap_or_else(|| "not named".into()))?;
     match &f.runs {
-        Ok((spec, _)) => field("model", described(spec))?,
+        Ok(r) => field("model", described(&r.spec))?,
         Err(why) => field("cannot run", why.clone())?,
     }
     let elems: u64 = f.ck.tensors().map(TensorInfo::elems).sum();
     field("tensors", format!("{}, {elems} elements, {}", f.ck.tensors().len(), bytes(f.ck.weight_bytes())))?;
+    for tower in f.ck.vision_files() {
+        field("vision", format!("{} lies beside it and is not used", tower.display()))?;
+    }
     for (dtype, (n, b)) in by_type(&f.ck) {
         field("", format!("{dtype}: {n} tensors, {}", bytes(b)))?;
     }
-    if let Ok((_, shares)) = &f.runs {
+    if let Ok(runs) = &f.runs {
+        for (name, what) in counted(&runs.parameters) {
+            field(name, what)?;
+        }
         for (r, what) in RESIDENCIES {
-            field(r.name(), format!("{:>12}  {what}", bytes(total(shares, r))))?;
+            field(r.name(), format!("{:>12}  {what}", bytes(total(&runs.shares, r))))?;
+        }
+        field("a position", format!("{} of keys and values in bf16", runs.sequence.position))?;
+        if runs.sequence.state > 0 {
+            let PerSequence { state, conv, .. } = runs.sequence;
+            field("a sequence", format!("{state} of recurrent states, {conv} of convolutions"))?;
+        }
+        if let Some(e) = runs.experts {
+            field("an expert", format!("{} bytes; a token chooses {}", e.one, e.per_token))?;
         }
     }
     output::line("\nmetadata")?;
@@ -114,6 +145,19 @@ fn print(f: &Facts, tensors: bool) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Parameters by what they are for, as far as there are any.
+fn counted(p: &Parameters) -> Vec<(&'static str, String)> {
+    let mut lines = vec![("parameters", format!("{}, {} active", p.text, p.active))];
+    let rest = [
+        (p.experts, "in routed experts"),
+        (p.predictor, "more in the token predictor"),
+        (p.vision, "more in a vision tower, which is not used"),
+        (p.other, "in other tensors, which are not used"),
+    ];
+    lines.extend(rest.iter().filter(|(n, _)| *n > 0).map(|(n, what)| ("", format!("{n} {what}"))));
+    lines
 }
 
 fn described(s: &Spec) -> String {
@@ -162,9 +206,18 @@ fn as_json(f: &Facts, tensors: bool) -> Json {
         "metadata": metadata_json(ck),
     });
     match &f.runs {
-        Ok((spec, shares)) => {
-            all["model"] = spec_json(spec);
-            all["weights"] = weights_json(shares);
+        Ok(r) => {
+            all["model"] = spec_json(&r.spec);
+            all["weights"] = weights_json(&r.shares);
+            let Parameters { text, active, experts, predictor, vision, other } = r.parameters;
+            all["parameters"] = json!({
+                "text": text, "active": active, "experts": experts, "predictor": predictor, "vision": vision, "other": other,
+            });
+            let PerSequence { position, state, conv } = r.sequence;
+            all["sequence"] = json!({"bytes_per_position": position, "state_bytes": state, "conv_bytes": conv});
+            if let Some(e) = r.experts {
+                all["experts"] = json!({"bytes": e.one, "bytes_per_token": e.per_token});
+            }
         }
         Err(why) => all["reason"] = json!(why),
     }

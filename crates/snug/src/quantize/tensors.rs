@@ -5,7 +5,7 @@ use super::{Options, encode, rearrange};
 use anyhow::{Result, bail};
 use checkpoint::{ByteRange, Checkpoint, DType, TensorInfo};
 use model::Family;
-use model::want::{Export, Want};
+use model::want::{Export, Groups, Lies, Place, Want};
 use std::collections::HashMap;
 use weights::{Bound, Canon, Data, Role};
 
@@ -73,18 +73,57 @@ fn requantized(t: &TensorInfo, how: &Options) -> Job {
 /// The tensors of a family, by the names GGUF files have for them.
 pub fn from_family(family: &dyn Family, bounds: &[Bound], how: &Options) -> Result<Vec<Job>> {
     let wants: HashMap<_, _> = family.tensors().iter().map(|w| (w.id, w)).collect();
-    let mut jobs = Vec::new();
+    let (mut jobs, mut fused): (Vec<Job>, Fused) = Default::default();
     for b in bounds {
         let Some(want) = wants.get(&b.id) else { bail!("parameter {} is not the family's", b.name) };
-        jobs.extend(job(want, b, how)?);
+        let Some(place) = want.gguf.first() else { bail!("{} has no name in a GGUF", b.name) };
+        let Lies::Groups(g) = place.shape else {
+            jobs.extend(job(want, place, b, how)?);
+            continue;
+        };
+        if !fused.iter().any(|(name, _)| *name == place.name) {
+            let shape = vec![g.count as u64 * g.of as u64, b.k as u64];
+            jobs.push(matrix_job(&place.name, shape, b, want.export, how)?);
+        }
+        fused.push((place.name.clone(), grouped(b, g)?));
+    }
+    for job in &mut jobs {
+        let mut pieces: Vec<_> = fused.iter().filter(|(n, _)| *n == job.name).flat_map(|(_, p)| p.clone()).collect();
+        pieces.sort_by_key(|(row, _)| *row);
+        if let (From::Matrices { parts, .. }, false) = (&mut job.from, pieces.is_empty()) {
+            *parts = pieces.into_iter().map(|(_, range)| range).collect();
+        }
     }
     Ok(jobs)
 }
 
-fn job(want: &Want, b: &Bound, how: &Options) -> Result<Option<Job>> {
-    let Some(place) = want.gguf.first() else { bail!("{} has no name in a GGUF", b.name) };
-    let name = place.name.clone();
-    let shape = want.shape.clone();
+/// Parameters that share a tensor: its name, and ranges of rows with the row of the tensor at which each begins.
+type Fused = Vec<(String, Vec<(u64, ByteRange)>)>;
+
+/// A parameter's bytes as the ranges of rows that its tensor has them in.
+fn grouped(b: &Bound, g: Groups) -> Result<Vec<(u64, ByteRange)>> {
+    let row = b.dtype.row_bytes(b.k as u64)?;
+    // What is contiguous in the source may be cut at rows; what is in pieces there is cut in the same places.
+    let source = parts(b)?;
+    let mut pieces = Vec::new();
+    let mut at = 0;
+    for (first, n) in g.ranges() {
+        let mut begin = 0;
+        let holds = |p: &&ByteRange| {
+            let here = begin;
+            begin += p.len / row;
+            (here..begin).contains(&at) && at + n <= begin
+        };
+        let Some(from) = source.iter().find(holds).copied() else { bail!("{} is cut in other places", b.name) };
+        let skip = at - (begin - from.len / row);
+        pieces.push((first, ByteRange { off: from.off + skip * row, len: n * row, ..from }));
+        at += n;
+    }
+    Ok(pieces)
+}
+
+fn job(want: &Want, place: &Place, b: &Bound, how: &Options) -> Result<Option<Job>> {
+    let (name, shape) = (place.name.clone(), want.shape.clone());
     let f32_job = |from| Job { name: name.clone(), shape: shape.clone(), to: DType::F32, substituted: false, from };
     if let Data::Values(values) = &b.data {
         return Ok(divisors(want.export, values).map(|v| f32_job(From::Values(v))));
@@ -94,9 +133,13 @@ fn job(want: &Want, b: &Bound, how: &Options) -> Result<Option<Job>> {
         let (dtype, canon, export) = (b.dtype, b.canon.clone(), want.export);
         return Ok(Some(f32_job(From::Vector { range, dtype, canon, export })));
     }
-    let (to, substituted) = choose(&name, &shape, b.dtype, how.to, &how.rules);
-    let from = From::Matrices { parts: parts(b)?, dtype: b.dtype, export: want.export };
-    Ok(Some(Job { name, shape, to, substituted, from }))
+    matrix_job(&name, shape, b, want.export, how).map(Some)
+}
+
+fn matrix_job(name: &str, shape: Vec<u64>, b: &Bound, export: Export, how: &Options) -> Result<Job> {
+    let (to, substituted) = choose(name, &shape, b.dtype, how.to, &how.rules);
+    let from = From::Matrices { parts: parts(b)?, dtype: b.dtype, export };
+    Ok(Job { name: name.into(), shape, to, substituted, from })
 }
 
 /// Rope frequencies as the divisors a GGUF keeps, `None` where there is nothing to divide.

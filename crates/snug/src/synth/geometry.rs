@@ -15,9 +15,12 @@ struct Geometry {
     config: fn() -> Value,
 }
 
-const ALL: [Geometry; 3] = [
+const ALL: &[Geometry] = &[
     Geometry { name: "smollm2-135m", config: smollm2_135m },
     Geometry { name: "llama-3.2-1b", config: llama_3_2_1b },
+    Geometry { name: "qwen3-30b-a3b", config: qwen3_30b_a3b },
+    Geometry { name: "qwen3-next-80b-a3b", config: qwen3_next_80b_a3b },
+    Geometry { name: "qwen3.8-27b", config: qwen3_8_27b },
     Geometry { name: "qwen3.6-35b-a3b", config: qwen3_6_35b_a3b },
 ];
 
@@ -47,26 +50,32 @@ pub fn config(name: &str, resize: &Resize) -> Result<Value, Wrong> {
         return Err(Wrong(format!("there is no geometry '{name}'; there are {}", known.join(", "))));
     };
     let mut c = (g.config)();
-    c["dtype"] = json!("bfloat16");
-    c["eos_token_id"] = json!(SPECIALS[2].0);
-    c["bos_token_id"] = Value::Null;
+    let t = text_config(&mut c);
+    t["dtype"] = json!("bfloat16");
+    t["eos_token_id"] = json!(SPECIALS[2].0);
+    t["bos_token_id"] = Value::Null;
     if let Some(n) = resize.layers {
-        c["num_hidden_layers"] = json!(n);
+        t["num_hidden_layers"] = json!(n);
     }
     if let Some(n) = resize.experts {
-        let Some(used) = c["num_experts_per_tok"].as_u64() else {
+        let Some(used) = t["num_experts_per_tok"].as_u64() else {
             return Err(Wrong(format!("{name} has no routed experts, so --experts means nothing for it")));
         };
-        c["num_experts"] = json!(n);
-        c["num_experts_per_tok"] = json!(used.min(n.into()));
+        t["num_experts"] = json!(n);
+        t["num_experts_per_tok"] = json!(used.min(n.into()));
     }
     if let Some(n) = resize.vocab {
-        c["vocab_size"] = json!(n);
+        t["vocab_size"] = json!(n);
     }
-    match c["vocab_size"].as_u64() {
+    match t["vocab_size"].as_u64() {
         Some(n) if n >= LEAST_VOCAB.into() => Ok(c),
         _ => Err(Wrong(format!("--vocab must be at least {LEAST_VOCAB}: every byte and the tokens of a conversation"))),
     }
+}
+
+/// The language model's part of a configuration.
+pub fn text_config(c: &mut Value) -> &mut Value {
+    if c.get("text_config").is_some() { &mut c["text_config"] } else { c }
 }
 
 fn smollm2_135m() -> Value {
@@ -114,6 +123,126 @@ fn llama_3_2_1b() -> Value {
         "attention_bias": false,
         "mlp_bias": false,
         "tie_word_embeddings": true,
+    })
+}
+
+fn qwen3_30b_a3b() -> Value {
+    json!({
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": true,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "rope_scaling": null,
+        "hidden_act": "silu",
+        "attention_bias": false,
+        "use_sliding_window": false,
+        "tie_word_embeddings": false,
+    })
+}
+
+fn qwen3_next_80b_a3b() -> Value {
+    json!({
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 5120,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "norm_topk_prob": true,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000000.0,
+        "partial_rotary_factor": 0.25,
+        "rope_scaling": null,
+        "hidden_act": "silu",
+        "attention_bias": false,
+        "tie_word_embeddings": false,
+    })
+}
+
+/// Also 3.6 of the same size. With its predictor and its vision tower, as published.
+fn qwen3_8_27b() -> Value {
+    json!({
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "tie_word_embeddings": false,
+        "text_config": {
+            "model_type": "qwen3_5_text",
+            "vocab_size": 248320,
+            "hidden_size": 5120,
+            "intermediate_size": 17408,
+            "num_hidden_layers": 64,
+            "num_attention_heads": 24,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 48,
+            "linear_conv_kernel_dim": 4,
+            "full_attention_interval": 4,
+            "max_position_embeddings": 262144,
+            "rms_norm_eps": 1e-6,
+            "hidden_act": "silu",
+            "attention_bias": false,
+            "attn_output_gate": true,
+            "mamba_ssm_dtype": "float32",
+            "mtp_num_hidden_layers": 1,
+            "mtp_use_dedicated_embeddings": false,
+            "partial_rotary_factor": 0.25,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000000.0,
+                "partial_rotary_factor": 0.25,
+                "mrope_section": [11, 11, 10],
+                "mrope_interleaved": true,
+            },
+            "tie_word_embeddings": false,
+        },
+        "vision_config": {
+            "model_type": "qwen3_5",
+            "depth": 27,
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_heads": 16,
+            "in_channels": 3,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 2304,
+            "out_hidden_size": 5120,
+            "deepstack_visual_indexes": [],
+            "hidden_act": "gelu_pytorch_tanh",
+        },
     })
 }
 
@@ -172,6 +301,8 @@ mod tests {
         let c = config("Qwen3.6-35B-A3B", &Resize { layers: Some(4), experts: Some(4), vocab: Some(300) }).unwrap();
         assert_eq!((&c["num_hidden_layers"], &c["num_experts"], &c["vocab_size"]), (&json!(4), &json!(4), &json!(300)));
         assert_eq!((&c["num_experts_per_tok"], &c["hidden_size"]), (&json!(4), &json!(2048)));
+        let c = config("qwen3.8-27b", &Resize { layers: Some(8), ..Resize::default() }).unwrap();
+        assert_eq!((&c["text_config"]["num_hidden_layers"], &c["vision_config"]["depth"]), (&json!(8), &json!(27)));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 mod draw;
 mod geometry;
 mod tensors;
+mod vision;
 mod vocab;
 
 use crate::quantize::{file_type, hf_metadata};
@@ -68,7 +69,7 @@ pub struct Report {
 /// [`Wrong`] for an unknown geometry, a type the container does not hold, an existing `out` without `force`, too little
 /// room on the disk; those of the file system. `out` is never left half written.
 pub fn synth(out: &Path, how: &Options, on_progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<Report> {
-    let config = geometry::config(&how.geometry, &how.resize)?;
+    let mut config = geometry::config(&how.geometry, &how.resize)?;
     check_target(out, how)?;
     if !draw::drawable(how.to) {
         return Err(Wrong(format!("there is no generator for {}", how.to)).into());
@@ -76,11 +77,15 @@ pub fn synth(out: &Path, how: &Options, on_progress: &mut dyn FnMut(u64, u64) ->
     let dir = out.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let temp = tempfile::Builder::new().prefix(".snug-").suffix(".part").tempdir_in(dir);
     let temp = temp.with_context(|| format!("cannot write in {}", dir.display()))?;
-    let skeleton = Skeleton::write(temp.path(), &how.geometry.to_ascii_lowercase(), &config)?;
+    let skeleton = Skeleton::write(temp.path(), &how.geometry.to_ascii_lowercase(), &mut config)?;
     let ck = Checkpoint::open(skeleton.dir.clone())?;
     let family = model::open(&ck)?;
     let tied = config["tie_word_embeddings"] == true;
-    let jobs = tensors::jobs(family.as_ref(), how.format, how.to, tied)?;
+    let mut jobs = tensors::jobs(family.as_ref(), how.format, how.to, tied)?;
+    if how.format == Format::Hf {
+        // GGUF checkpoints keep a vision tower in a file of its own.
+        jobs.extend(vision::tensors(&config).into_iter().map(|(name, shape)| tensors::unused(name, &shape, how.to)));
+    }
     let total: u64 = jobs.iter().map(Job::bytes).sum();
     if !how.sparse {
         room(dir, total)?;
@@ -165,10 +170,11 @@ struct Skeleton {
 }
 
 impl Skeleton {
-    fn write(parent: &Path, name: &str, config: &Value) -> Result<Self> {
+    fn write(parent: &Path, name: &str, config: &mut Value) -> Result<Self> {
         let this = Skeleton { dir: parent.join(format!("{name}-synthetic")) };
         std::fs::create_dir(&this.dir).with_context(|| format!("cannot create {}", this.dir.display()))?;
-        let vocab = config["vocab_size"].as_u64().and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+        let vocab =
+            geometry::text_config(config)["vocab_size"].as_u64().and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
         let put = |name: &str, v: &Value| {
             let path = this.dir.join(name);
             std::fs::write(&path, format!("{v:#}\n")).with_context(|| format!("cannot write {}", path.display()))

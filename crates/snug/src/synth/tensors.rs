@@ -60,6 +60,12 @@ pub fn jobs(family: &dyn Family, format: Format, to: DType, tied: bool) -> Resul
     Ok(wanted.filter_map(|w| if format == Format::Gguf { gguf(w, to) } else { hf(w, to) }).collect())
 }
 
+/// A tensor that a checkpoint has and no family asks for.
+pub fn unused(name: String, shape: &[u64], to: DType) -> Job {
+    let k = *shape.last().unwrap_or(&1) as f32;
+    Job { new: NewTensor::new(name, to, shape), substituted: false, fill: Fill::Noise(1.0 / k.max(1.0).sqrt()) }
+}
+
 fn gguf(w: &Want, to: DType) -> Option<Job> {
     let place = w.gguf.first()?;
     if let Some(freqs) = &w.fallback {
@@ -71,24 +77,32 @@ fn gguf(w: &Want, to: DType) -> Option<Job> {
         Role::Vector => (DType::F32, false),
         _ => choose(&place.name, &w.shape, DType::F32, to, &Vec::new()),
     };
-    Some(Job { new: NewTensor::new(&*place.name, dtype, &w.shape), substituted, fill: fill(w, &place.canon) })
+    let shape = stored(w, place)?;
+    Some(Job { new: NewTensor::new(&*place.name, dtype, &shape), substituted, fill: fill(w, &place.canon) })
 }
 
 /// Experts are stacked, gate and up in one tensor, as newer checkpoints have them.
 fn hf(w: &Want, to: DType) -> Option<Job> {
     let place = w.hf.iter().find(|p| p.shape != Lies::Each)?;
-    let mut shape = w.shape.clone();
-    match place.shape {
-        Lies::Half(0) => shape[1] *= 2,
-        Lies::Half(_) => return None,
-        Lies::Whole | Lies::Each => {}
-    }
+    let mut shape = stored(w, place)?;
     let name = place.name.replace('~', "model.");
     if name.ends_with("conv1d.weight") {
         // A depthwise convolution: one input channel for each output channel.
         shape.insert(1, 1);
     }
     Some(Job { new: NewTensor::new(name, to, &shape), substituted: false, fill: fill(w, &place.canon) })
+}
+
+/// The shape of the tensor that a parameter lies in, `None` where another parameter brings it.
+fn stored(w: &Want, place: &Place) -> Option<Vec<u64>> {
+    let mut shape = w.shape.clone();
+    match place.shape {
+        Lies::Half(0) => shape[1] *= 2,
+        Lies::Groups(g) if g.rows[0].0 == 0 => shape[0] = g.count as u64 * g.of as u64,
+        Lies::Half(_) | Lies::Groups(_) => return None,
+        Lies::Whole | Lies::Each => {}
+    }
+    Some(shape)
 }
 
 /// Matrices keep the size of what they are given (a deviation of `1 / sqrt(k)`), norms are 1, biases small.

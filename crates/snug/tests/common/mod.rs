@@ -11,10 +11,14 @@ pub fn default_model() -> String {
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/snug-tiny-moe.gguf").to_string()
 }
 
-/// A command in an environment without a store.
+/// A command in an environment without models.
 pub fn command(args: &[&str]) -> Command {
     let mut c = Command::new(env!("CARGO_BIN_EXE_snug"));
-    c.args(args).env("SNUG_HOME", "/nowhere/snug-home").stdin(Stdio::null());
+    c.args(args).env("SNUG_HOME", "/nowhere/snug-home").env("HOME", "/nowhere/home").stdin(Stdio::null());
+    // Models of other programs are looked for under these.
+    for name in ["XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS"] {
+        c.env_remove(name);
+    }
     c.stdout(Stdio::piped()).stderr(Stdio::piped());
     c
 }

@@ -98,7 +98,7 @@ impl Rig {
             let (k, v, q) = (put(Use::Key, st.heads)?, put(Use::Value, st.heads)?, put(Use::Query, Q_HEADS)?);
             let out = dev.take(Region::Step, Act::F32, r.n, Q_HEADS * st.d)?.heads(Q_HEADS);
             dev.run(Op::Append { st, rows: r, k, v })?;
-            dev.run(Op::Attention { out, q, st, rows: r, scale: SCALE, window, sinks: None })?;
+            dev.run(Op::Attention { out, q, st, rows: r, scale: SCALE, window, since: 0, sinks: None })?;
             dev.read_f32(out)
         });
         by_row(all.unwrap(), rows.len())

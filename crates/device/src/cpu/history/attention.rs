@@ -22,6 +22,7 @@ pub struct Attention {
     pub pages: Pages,
     pub scale: f32,
     pub window: Option<usize>,
+    pub since: usize,
     pub sinks: Option<Ptr<f32>>,
     pub scratch: Ptr<f32>,
 }
@@ -45,7 +46,8 @@ impl Attention {
     }
     pub fn sight(&self, row: usize) -> Option<Sight> {
         let (seq, last) = self.pages.row(row)?;
-        Some(Sight { seq, first: self.window.map_or(0, |w| (last + 1).saturating_sub(w)), last })
+        let first = self.window.map_or(0, |w| (last + 1).saturating_sub(w)).max(self.since.min(last));
+        Some(Sight { seq, first, last })
     }
     /// Divides the weighted sum of values by the sum of weights, the sink's included, into the output of (`row`, `head`).
     ///
@@ -94,7 +96,7 @@ pub fn attention(
     st: &StreamView,
     rows: &Rows,
     scale: f32,
-    window: Option<u32>,
+    (window, since): (Option<u32>, u32),
     sinks: Option<&Buf>,
 ) -> Result<()> {
     let floats = scratch_floats(q, st, rows, cx.pool.width() as u64);
@@ -104,6 +106,7 @@ pub fn attention(
         pages: Pages::new(cx.mem, st, rows)?,
         scale,
         window: window.map(|w| w.max(1) as usize),
+        since: since as usize,
         sinks: sinks.map(|s| vector(cx.mem, s, q.heads as usize)).transpose()?,
         scratch: vector_mut(cx.mem, &cx.scratch, floats as usize)?,
     };

@@ -4,7 +4,9 @@ mod chunk;
 mod conv;
 mod delta;
 mod runs;
+mod shift;
 mod step;
 
 pub use conv::{conv_silu, scratch as conv_scratch};
 pub use delta::{Operands, gated_delta, scratch as delta_scratch};
+pub use shift::shift;

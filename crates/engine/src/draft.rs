@@ -1,0 +1,119 @@
+//! Drafting behind a sequence, and greedy speculation on it: a predictor proposes, one pass of the model verifies.
+
+use crate::error::{Error, Result};
+use crate::executor::Executor;
+use crate::sampler::argmax;
+use device::{Act, Device, Region, Rows, View};
+use model::{Carry, Cx, Drafter};
+use state::{SeqId, State};
+use weights::{ExpertSource, Resident};
+
+/// What a pass leaves for later drafts; with `foretold`, the drafter's logits of all rows besides.
+pub(crate) fn follow(
+    cx: &mut Cx,
+    d: &dyn Drafter,
+    r: &Rows,
+    x: &Carry,
+    foretold: Option<View>,
+    experts: &mut dyn ExpertSource,
+) -> model::Result<()> {
+    let before = d.follow(cx, r, x)?;
+    let Some(logits) = foretold else { return d.keep(cx, r, before) };
+    let hidden = cx.take(r.n, before.cols)?;
+    d.draft(cx, r, before, hidden, experts)?;
+    d.logits(cx, r, hidden, logits)
+}
+
+/// Rows reserved behind what a sequence has.
+pub(crate) struct Behind<'a> {
+    pub drafter: &'a dyn Drafter,
+    /// Width of the residual stream.
+    pub hidden: u32,
+    /// Length of the vocabulary.
+    pub vocab: u32,
+    /// All of them, of one sequence.
+    pub rows: Rows,
+    /// `i32[1, 1]`: takes the token of the row that is drafted from.
+    pub id: View,
+}
+
+impl Behind<'_> {
+    /// Row `i` alone. A drafter's recurrent state is only read by the first.
+    fn row(&self, i: u32) -> Rows {
+        let (r, one) = (&self.rows, |v: View| v.rows(i, 1));
+        Rows { n: 1, ids: self.id, pos: one(r.pos), seq_of: one(r.seq_of), rec_to: one(r.rec_to), ..*r }
+    }
+    /// Drafts row by row, each from the token that `choose` took from the logits before. A dry run does one row.
+    pub fn draft(
+        &self,
+        dev: &mut dyn Device,
+        (w, st): (&Resident, &State),
+        first: u32,
+        experts: &mut dyn ExpertSource,
+        choose: &mut dyn FnMut(&[f32]) -> Option<u32>,
+    ) -> Result<Vec<u32>> {
+        dev.scope(Region::Step, |dev| {
+            let mut states = [self.take(dev, self.hidden)?, self.take(dev, self.hidden)?];
+            let logits = self.take(dev, self.vocab)?;
+            let (mut ids, mut last) = (Vec::new(), first);
+            for i in 0..self.rows.n {
+                // An id beyond i32 is in no vocabulary.
+                dev.write_i32(self.id, &[i32::try_from(last).unwrap_or(-1)])?;
+                let r = self.row(i);
+                Cx { dev: &mut *dev, w, st }.scope(|cx| {
+                    let before = if i == 0 { self.drafter.recall(cx, &r)? } else { states[0] };
+                    self.drafter.draft(cx, &r, before, states[1], experts)?;
+                    self.drafter.logits(cx, &r, states[1], logits)
+                })?;
+                states.swap(0, 1);
+                let read = match dev.read_f32(logits) {
+                    Err(device::Error::Dry) => break,
+                    other => other?,
+                };
+                let Some(id) = choose(&read) else { break };
+                ids.push(id);
+                last = id;
+            }
+            Ok(ids)
+        })
+    }
+    fn take(&self, dev: &mut dyn Device, cols: u32) -> device::Result<View> {
+        dev.take(Region::Step, Act::F32, 1, cols)
+    }
+}
+
+/// What a round of speculation came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Round {
+    /// Tokens that follow the one it began with, exactly those of greedy decoding; at least one.
+    pub ids: Vec<u32>,
+    /// Tokens that were drafted; all but the last of `ids` are among them.
+    pub drafted: usize,
+}
+
+/// One round of greedy speculation: up to `n` tokens are drafted behind `last`, the newest token, which the sequence
+/// does not have yet, and one pass of class Few verifies them. The sequence then has all tokens but the newest.
+///
+/// # Errors
+/// Those of [`Executor::draft`] and [`Executor::verify`]; nothing is appended then.
+pub fn speculate(exec: &mut Executor, seq: SeqId, last: u32, n: u32) -> Result<Round> {
+    let room = exec.plan().context.saturating_sub(exec.len(seq)?).saturating_sub(1);
+    let drafts = exec.draft(seq, last, n.min(room), &mut |logits| argmax(logits))?;
+    let rows: Vec<u32> = std::iter::once(last).chain(drafts.iter().copied()).collect();
+    let vocab = exec.family().spec().vocab as usize;
+    let mut ids = Vec::new();
+    exec.verify(seq, &rows, |logits| {
+        for (i, row) in logits.chunks_exact(vocab).enumerate() {
+            let Some(next) = argmax(row) else { break };
+            ids.push(next);
+            if drafts.get(i) != Some(&next) {
+                break;
+            }
+        }
+        ids.len() as u32
+    })?;
+    if ids.is_empty() {
+        return Err(Error::BadLogits);
+    }
+    Ok(Round { ids, drafted: drafts.len() })
+}
