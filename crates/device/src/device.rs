@@ -62,6 +62,16 @@ pub trait Device: Send {
     fn alloc(&mut self, r: Reservation) -> Result<Buf>;
     /// Returns memory, and what paid for it.
     fn free(&mut self, b: Buf) -> Result<Reservation>;
+    /// Addresses for `bytes` that nothing pays for and nothing backs yet: room that grows and shrinks in place, so that
+    /// ops see one buffer. Not inside a graph.
+    fn reserve_range(&mut self, bytes: u64) -> Result<Buf>;
+    /// Backs a part of a range with memory, paid by `r`, which holds exactly its bytes: whole pages of 4,096 bytes, none
+    /// of them backed already. Not inside a graph.
+    fn commit_range(&mut self, part: Buf, r: Reservation) -> Result<()>;
+    /// Lets the memory of a part go that was committed as one; returns what paid for it. Not inside a graph.
+    fn release_range(&mut self, part: Buf) -> Result<Reservation>;
+    /// Gives a range back with everything committed in it. Not inside a graph.
+    fn free_range(&mut self, b: Buf) -> Result<()>;
     /// Uses bytes that live as long as the program in place, where the backend can.
     fn borrow(&mut self, bytes: &'static [u8]) -> Option<Buf>;
     /// The bytes of a buffer for the host to fill, where the backend's memory is the host's.
@@ -128,9 +138,10 @@ impl dyn Device + '_ {
     }
     /// The values of a dense `f32` view.
     pub fn read_f32(&mut self, v: View) -> Result<Vec<f32>> {
-        let mut bytes = vec![0u8; self.view_bytes(v)?];
-        self.read(v.buf, &mut bytes)?;
-        Ok(bytes.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect())
+        // Read where they stay: logits of many rows are large, and twice as large twice.
+        let mut values = vec![0f32; self.view_bytes(v)? / 4];
+        self.read(v.buf, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
     }
     /// The values of a dense `i32` view.
     pub fn read_i32(&mut self, v: View) -> Result<Vec<i32>> {

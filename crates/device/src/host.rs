@@ -3,70 +3,96 @@
 use crate::arena::{Arena, Region};
 use crate::error::{Error, Result};
 use crate::view::{Act, AllocId, Buf, View};
+use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use memory::{Class, RegionSizes, Reservation};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::BTreeMap;
 
-const PAGE: usize = 4096;
+const PAGE: u64 = 4096;
 /// A large page, which one entry of the address cache covers and hardware prefetches across.
 const LARGE: usize = 2 << 20;
 
-/// Zeroed, page-aligned memory. Pages that are never touched cost nothing: the allocator is asked for its own alignment
-/// and a page more, because zeroed memory of a larger alignment would be written at once.
+/// Zeroed, page-aligned memory of its own mapping: pages that are never touched cost nothing, and all of it goes back
+/// to the system when it is dropped.
 ///
 /// Weights, of which every byte is used, ask the system for large pages as far as whole ones fit: `docs/experiments.md`,
 /// E10. What is left behind the last of them lies in small ones, so that no more is resident than was paid for.
 struct Block {
-    start: *mut u8,
-    layout: Layout,
-    /// The first page boundary in it, and the bytes from there on.
-    ptr: *mut u8,
+    map: MmapRaw,
+    /// Where it begins in the mapping, and its bytes from there on.
+    first: usize,
     size: u64,
 }
 
 impl Block {
-    fn new(bytes: u64, dense: bool) -> Result<Self> {
-        let large = if dense { usize::try_from(bytes).map_or(0, |b| b / LARGE * LARGE) } else { 0 };
-        let align = if large > 0 { LARGE } else { PAGE };
-        let size = usize::try_from(bytes.max(1)).ok().and_then(|s| s.checked_add(align));
-        let layout = size.and_then(|s| Layout::from_size_align(s, 16).ok()).ok_or(Error::OutOfMemory(bytes))?;
-        // SAFETY: the layout's size is more than a page.
-        let start = unsafe { alloc_zeroed(layout) };
-        if start.is_null() {
-            return Err(Error::OutOfMemory(bytes));
+    /// `promised`: the system is asked to promise the memory now, where it promises any.
+    fn new(bytes: u64, promised: bool) -> Result<Self> {
+        let none = Error::OutOfMemory(bytes);
+        let Ok(len) = usize::try_from(bytes.max(1)) else { return Err(none) };
+        let mut how = MmapOptions::new();
+        how.len(len);
+        if !promised {
+            how.no_reserve_swap();
         }
-        let ptr = start.wrapping_add(start.addr().next_multiple_of(align) - start.addr());
-        if large > 0 {
-            ask_for_large_pages(ptr, large);
+        let map = how.map_anon().map_err(|_| none)?;
+        Ok(Block { map: map.into(), first: 0, size: bytes.max(1) })
+    }
+    /// All of which will be used.
+    fn dense(bytes: u64) -> Result<Self> {
+        let large = usize::try_from(bytes).map_or(0, |b| b / LARGE * LARGE);
+        if large == 0 {
+            return Block::new(bytes, true);
         }
-        Ok(Block { start, layout, ptr, size: bytes.max(1) })
+        // Large pages lie at multiples of their size: addresses in front of the first are not used.
+        let mut block = Block::new(bytes.saturating_add(LARGE as u64), true)?;
+        let at = block.map.as_mut_ptr().addr();
+        (block.first, block.size) = (at.next_multiple_of(LARGE) - at, bytes);
+        block.ask_for_large_pages(large);
+        Ok(block)
+    }
+    /// Advice only: where the system has no large pages, or none free, small ones do.
+    #[cfg(target_os = "linux")]
+    fn ask_for_large_pages(&self, bytes: usize) {
+        let _ = self.map.advise_range(memmap2::Advice::HugePage, self.first, bytes);
+    }
+    #[cfg(not(target_os = "linux"))]
+    fn ask_for_large_pages(&self, _: usize) {}
+
+    /// Gives the memory of whole pages back; they read as zero from then on.
+    fn discard(&self, off: u64, len: u64) -> Result<()> {
+        // SAFETY: the range is bounds-checked by the callee against this private anonymous mapping, which nobody else
+        // maps; that its bytes become zero is what the caller asks for, and no reference into them is alive, because
+        // references are only handed out for the time of a borrow of `HostMemory`, which is `&mut` here.
+        unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, self.first + off as usize, len as usize) }
+            .map_err(|e| Error::Other(Box::new(e)))
     }
 }
-
-/// Advice only: where the system has no large pages, or none free, small ones do.
-#[cfg(target_os = "linux")]
-fn ask_for_large_pages(at: *mut u8, bytes: usize) {
-    // SAFETY: the range is inside one live allocation and whole pages; the advice changes no contents.
-    let _ = unsafe { rustix::mm::madvise(at.cast(), bytes, rustix::mm::Advice::LinuxHugepage) };
-}
-
-#[cfg(not(target_os = "linux"))]
-fn ask_for_large_pages(_: *mut u8, _: usize) {}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout and freed only here.
-        unsafe { dealloc(self.start, self.layout) }
-    }
-}
-
-// SAFETY: a block is plain memory with one owner.
-unsafe impl Send for Block {}
-// SAFETY: shared access happens only through the kernels, which are handed disjoint or read-only ranges.
-unsafe impl Sync for Block {}
 
 enum Held {
     Own(Block, Option<Reservation>),
+    Range(Block, Backed),
     Borrowed(&'static [u8]),
+}
+
+/// The parts of a range that are backed, by offset, with what pays for them. No two overlap.
+#[derive(Default)]
+struct Backed(BTreeMap<u64, Reservation>);
+
+impl Backed {
+    /// Whether all of `off .. off + len` is backed.
+    fn covers(&self, off: u64, len: u64) -> bool {
+        let mut at = off;
+        while at < off + len {
+            match self.0.range(..=at).next_back() {
+                Some((start, r)) if start + r.bytes() > at => at = start + r.bytes(),
+                _ => return false,
+            }
+        }
+        true
+    }
+    /// Whether any of it is.
+    fn touches(&self, off: u64, len: u64) -> bool {
+        self.0.range(..off + len).next_back().is_some_and(|(start, r)| start + r.bytes() > off)
+    }
 }
 
 /// Allocations of a host backend, with its arena.
@@ -82,7 +108,7 @@ impl HostMemory {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn new(sizes: RegionSizes) -> Result<Self> {
-        let region = |b| Ok::<_, Error>(Some(Held::Own(Block::new(b, false)?, None)));
+        let region = |b| Ok::<_, Error>(Some(Held::Own(Block::new(b, true)?, None)));
         Ok(HostMemory { allocs: vec![region(sizes.step)?, region(sizes.carry)?], arena: Arena::new(sizes) })
     }
     fn insert(&mut self, h: Held) -> AllocId {
@@ -100,7 +126,7 @@ impl HostMemory {
     /// [`Error::OutOfMemory`].
     pub fn alloc(&mut self, r: Reservation) -> Result<Buf> {
         let bytes = r.bytes();
-        let block = Block::new(bytes, r.class() == Class::Weights)?;
+        let block = if r.class() == Class::Weights { Block::dense(bytes)? } else { Block::new(bytes, true)? };
         Ok(Buf::whole(self.insert(Held::Own(block, Some(r))), bytes))
     }
     /// Gives an allocation back.
@@ -117,6 +143,55 @@ impl HostMemory {
             }
         }
     }
+    /// An address range that nothing pays for and nothing backs yet.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] when there are not so many addresses.
+    pub fn reserve_range(&mut self, bytes: u64) -> Result<Buf> {
+        let block = Block::new(bytes, false)?;
+        Ok(Buf::whole(self.insert(Held::Range(block, Backed::default())), bytes))
+    }
+    fn range(&mut self, b: &Buf) -> Result<(&Block, &mut Backed)> {
+        match self.allocs.get_mut(b.alloc.0 as usize) {
+            Some(Some(Held::Range(block, backed))) => Ok((block, backed)),
+            _ => Err(Error::BadBuf),
+        }
+    }
+    /// Backs a part of a range, paid by `r`. It reads as zero.
+    ///
+    /// # Errors
+    /// [`Error::BadBuf`] for what is no range, is not whole pages, is not what `r` pays for, or is backed in part.
+    pub fn commit_range(&mut self, part: &Buf, r: Reservation) -> Result<()> {
+        let (block, backed) = self.range(part)?;
+        let whole = part.off.is_multiple_of(PAGE) && part.len.is_multiple_of(PAGE) && part.len > 0;
+        let inside = part.off.checked_add(part.len).is_some_and(|e| e <= block.size);
+        if !whole || !inside || r.bytes() != part.len || backed.touches(part.off, part.len) {
+            return Err(Error::BadBuf);
+        }
+        backed.0.insert(part.off, r);
+        Ok(())
+    }
+    /// Lets the memory of a part go that was backed as one, and returns what paid for it.
+    ///
+    /// # Errors
+    /// [`Error::BadBuf`] for any other part.
+    pub fn release_range(&mut self, part: &Buf) -> Result<Reservation> {
+        let (block, backed) = self.range(part)?;
+        if backed.0.get(&part.off).is_none_or(|r| r.bytes() != part.len) {
+            return Err(Error::BadBuf);
+        }
+        block.discard(part.off, part.len)?;
+        backed.0.remove(&part.off).ok_or(Error::BadBuf)
+    }
+    /// Gives a range back, with everything that is backed in it.
+    ///
+    /// # Errors
+    /// [`Error::BadBuf`] for what is no range.
+    pub fn free_range(&mut self, b: &Buf) -> Result<()> {
+        self.range(b)?;
+        self.allocs[b.alloc.0 as usize] = None;
+        Ok(())
+    }
     /// Uses bytes in place.
     pub fn borrow(&mut self, bytes: &'static [u8]) -> Buf {
         Buf::whole(self.insert(Held::Borrowed(bytes)), bytes.len() as u64)
@@ -125,15 +200,28 @@ impl HostMemory {
     fn locate(&self, b: &Buf) -> Result<(*mut u8, bool)> {
         let held = self.allocs.get(b.alloc.0 as usize).and_then(Option::as_ref).ok_or(Error::BadBuf)?;
         let (ptr, size, owned) = match held {
-            Held::Own(block, _) => (block.ptr, block.size, true),
+            Held::Own(block, _) | Held::Range(block, _) => {
+                (block.map.as_mut_ptr().wrapping_add(block.first), block.size, true)
+            }
             Held::Borrowed(s) => (s.as_ptr().cast_mut(), s.len() as u64, false),
         };
         let inside = b.off.checked_add(b.len).is_some_and(|e| e <= size);
         // SAFETY: off <= off + len <= size of the allocation.
         if inside { Ok((unsafe { ptr.add(b.off as usize) }, owned)) } else { Err(Error::BadBuf) }
     }
+    /// Refuses what lies in a range and is not backed: the host has no business there.
+    fn backed(&self, b: &Buf) -> Result<()> {
+        match self.allocs.get(b.alloc.0 as usize) {
+            Some(Some(Held::Range(_, backed))) if !backed.covers(b.off, b.len) => Err(Error::BadBuf),
+            _ => Ok(()),
+        }
+    }
     /// The bytes of a buffer.
+    ///
+    /// # Errors
+    /// [`Error::BadBuf`], also for a part of a range that is not backed.
     pub fn bytes(&self, b: &Buf) -> Result<&[u8]> {
+        self.backed(b)?;
         let (ptr, _) = self.locate(b)?;
         // SAFETY: located inside a live allocation; `&self` keeps writers through `bytes_mut` out.
         Ok(unsafe { std::slice::from_raw_parts(ptr, b.len as usize) })
@@ -141,8 +229,9 @@ impl HostMemory {
     /// The bytes of a buffer, to write.
     ///
     /// # Errors
-    /// [`Error::BadBuf`] also for borrowed bytes.
+    /// [`Error::BadBuf`], also for borrowed bytes and for a part of a range that is not backed.
     pub fn bytes_mut(&mut self, b: &Buf) -> Result<&mut [u8]> {
+        self.backed(b)?;
         match self.locate(b)? {
             // SAFETY: located inside a live owned allocation, and `&mut self` is exclusive.
             (ptr, true) => Ok(unsafe { std::slice::from_raw_parts_mut(ptr, b.len as usize) }),
@@ -173,5 +262,56 @@ impl HostMemory {
     /// Workspace high-water mark in bytes.
     pub fn high_water(&self, r: Region) -> u64 {
         self.arena.high_water(r)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memory::{Class, Ledger, Tier};
+
+    fn paid(l: &Ledger, bytes: u64) -> Reservation {
+        l.reserve(Tier::Host, Class::Kv, "test", bytes).unwrap()
+    }
+
+    #[test]
+    fn weights_begin_at_large_pages_and_are_zero() {
+        let l = Ledger::new(&[(Tier::Host, 1 << 30)]);
+        let mut m = HostMemory::new(RegionSizes::default()).unwrap();
+        for bytes in [1, LARGE as u64 - 1, LARGE as u64, 3 * LARGE as u64 + 5] {
+            let b = m.alloc(l.reserve(Tier::Host, Class::Weights, "test", bytes).unwrap()).unwrap();
+            assert_eq!(m.ptr(&b).unwrap().addr() % if bytes < LARGE as u64 { PAGE as usize } else { LARGE }, 0);
+            assert!(m.bytes(&b).unwrap().iter().all(|&x| x == 0));
+            m.bytes_mut(&b).unwrap().fill(1);
+            assert_eq!(m.free(b).unwrap().bytes(), bytes);
+        }
+    }
+
+    #[test]
+    fn a_range_is_memory_only_where_it_is_committed() {
+        let l = Ledger::new(&[(Tier::Host, 1 << 20)]);
+        let mut m = HostMemory::new(RegionSizes::default()).unwrap();
+        // More than any machine has.
+        let range = m.reserve_range(1 << 40).unwrap();
+        let part = |off, len| range.slice(off, len).unwrap();
+        assert!(m.bytes(&part(0, 1)).is_err());
+        m.commit_range(&part(8192, 8192), paid(&l, 8192)).unwrap();
+        m.commit_range(&part(16384, 4096), paid(&l, 4096)).unwrap();
+        m.bytes_mut(&part(8192, 12288)).unwrap().fill(7);
+        assert!(m.bytes(&part(8191, 2)).is_err() && m.bytes(&part(20479, 2)).is_err());
+        for (off, len, pays) in [(0, 4096, 8192), (4096, 8192, 8192), (100, 4096, 4096), (16384, 4096, 4096), (0, 0, 0)]
+        {
+            assert!(m.commit_range(&part(off, len), paid(&l, pays)).is_err(), "{off}, {len}");
+        }
+        assert!(m.release_range(&part(8192, 4096)).is_err(), "only what was committed as one");
+        assert_eq!(m.release_range(&part(8192, 8192)).unwrap().bytes(), 8192);
+        assert!(m.bytes(&part(8192, 1)).is_err());
+        assert_eq!(l.usage()[&Tier::Host].reserved(), 4096);
+        m.commit_range(&part(8192, 8192), paid(&l, 8192)).unwrap();
+        assert_eq!(m.bytes(&part(8192, 12288)).unwrap(), [vec![0; 8192], vec![7; 4096]].concat());
+        assert!(m.free(range).is_err());
+        m.free_range(&range).unwrap();
+        assert!(m.bytes(&part(8192, 1)).is_err() && m.free_range(&range).is_err());
+        assert_eq!(l.usage()[&Tier::Host].reserved(), 0);
     }
 }

@@ -58,6 +58,22 @@ impl<K: Kernels> Device for HostDevice<K> {
         outside_graph(self, "free")?;
         self.mem.free(b)
     }
+    fn reserve_range(&mut self, bytes: u64) -> Result<Buf> {
+        outside_graph(self, "reserve_range")?;
+        self.mem.reserve_range(bytes)
+    }
+    fn commit_range(&mut self, part: Buf, r: Reservation) -> Result<()> {
+        outside_graph(self, "commit_range")?;
+        self.mem.commit_range(&part, r)
+    }
+    fn release_range(&mut self, part: Buf) -> Result<Reservation> {
+        outside_graph(self, "release_range")?;
+        self.mem.release_range(&part)
+    }
+    fn free_range(&mut self, b: Buf) -> Result<()> {
+        outside_graph(self, "free_range")?;
+        self.mem.free_range(&b)
+    }
     fn borrow(&mut self, bytes: &'static [u8]) -> Option<Buf> {
         self.caps.borrows_host.then(|| self.mem.borrow(bytes))
     }

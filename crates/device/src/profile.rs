@@ -109,6 +109,18 @@ impl<D: Device> Device for Profiled<D> {
     fn free(&mut self, b: Buf) -> Result<Reservation> {
         self.dev.free(b)
     }
+    fn reserve_range(&mut self, bytes: u64) -> Result<Buf> {
+        self.dev.reserve_range(bytes)
+    }
+    fn commit_range(&mut self, part: Buf, r: Reservation) -> Result<()> {
+        self.dev.commit_range(part, r)
+    }
+    fn release_range(&mut self, part: Buf) -> Result<Reservation> {
+        self.dev.release_range(part)
+    }
+    fn free_range(&mut self, b: Buf) -> Result<()> {
+        self.dev.free_range(b)
+    }
     fn borrow(&mut self, bytes: &'static [u8]) -> Option<Buf> {
         self.dev.borrow(bytes)
     }

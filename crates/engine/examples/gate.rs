@@ -5,8 +5,8 @@
 //! Prints the difference of mean negative log-likelihood, how often the likeliest token is the reference's, and the mean
 //! KL divergence from the other model.
 
-use engine::{Ask, Model, OpenOptions, Wanted};
-use memory::KvFormat;
+use engine::{Ask, Context, Model, OpenOptions, Wanted};
+use memory::{KvFormat, KvSpec};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -38,7 +38,7 @@ fn main() -> Result<()> {
 }
 
 fn open(path: &str, kv: Option<KvFormat>) -> Result<Model> {
-    let ask = Ask { kv, logit_rows: 256, context: Some(1024), ..Ask::default() };
+    let ask = Ask { kv: kv.map(KvSpec::of), logit_rows: 256, context: Context::Exactly(1024), ..Ask::default() };
     Ok(Model::open(PathBuf::from(path), &OpenOptions { ask, ..OpenOptions::default() }, &mut |_| {})?)
 }
 

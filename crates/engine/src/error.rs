@@ -43,6 +43,12 @@ pub enum Error {
     /// The model has no tokenizer and text was asked for.
     #[error("{0} has no tokenizer; only token ids can be used with it")]
     NoTokenizer(String),
+    /// A second history was asked for and none was planned.
+    #[error("the plan has no second history")]
+    NoSecondHistory,
+    /// A text too short to measure on.
+    #[error("{0} tokens are too few to measure: 2 at least are needed")]
+    TooShort(usize),
     /// Drafts were asked for and nothing drafts.
     #[error("the model has no predictor of further tokens, or was opened without drafting")]
     NoDrafter,

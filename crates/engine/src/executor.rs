@@ -5,10 +5,11 @@
 
 use crate::draft::Behind;
 use crate::error::{Error, Result};
+use crate::machine::Watch;
 use crate::plan::{limits, pick_bytes, streams};
 use checkpoint::Checkpoint;
 use device::{Act, Device, GraphKey, Region, RowClass, Rows, View};
-use memory::{Class, Component, Ledger, Plan, Reservation, Residency, Tier};
+use memory::{Class, Component, KvSpec, Ledger, Plan, Reservation, Residency, Tier, TierUsage};
 use model::{Carry, Cx, Drafter, Family};
 use state::{SeqId, Span, State};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -89,8 +90,11 @@ pub struct Executor {
     /// Takes the place of the weights' own source of experts, in tests of arrival order.
     arrivals: Option<Box<dyn ExpertSource + Send>>,
     state: State,
+    /// A second history, where the plan has one.
+    beside: Option<State>,
     dev: Box<dyn Device>,
     ledger: Ledger,
+    watch: Watch,
     plan: Plan,
     /// `i32[rows, 1]` at a fixed address: every row, where all of them give logits; the token of a draft.
     pick: View,
@@ -112,14 +116,20 @@ impl Executor {
         on_progress: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
         let ledger = Ledger::new(&[(Tier::Host, plan.guard)]);
+        ledger.allow(Tier::Host, plan.allowance);
+        let watch = Watch::begin(ledger.clone());
         let arena = plan.workspace.step + plan.workspace.carry;
-        let workspace = ledger.reserve(Tier::Host, Class::Workspace, "workspace", arena)?;
+        let workspace = ledger.reserve_planned(Tier::Host, Class::Workspace, "workspace", arena)?;
         let leased = |c: Component| plan.weights.iter().any(|w| w.component == c && w.residency == Residency::Leased);
         let weights = Weights::open(ck, bounds, |c| !leased(c), &ledger, dev.as_mut(), on_progress)?;
-        let state = State::new(&streams(family.as_ref(), &plan), limits(&plan), &ledger, dev.as_mut())?;
-        let paid = ledger.reserve(Tier::Host, Class::Workspace, "row choice", pick_bytes(&plan))?;
+        let mut history =
+            |kv: &[KvSpec]| State::new(&streams(family.as_ref(), &plan, kv), limits(&plan), &ledger, dev.as_mut());
+        let state = history(&plan.kv)?;
+        let beside = if plan.beside.is_empty() { None } else { Some(history(&plan.beside)?) };
+        let paid = ledger.reserve_planned(Tier::Host, Class::Workspace, "row choice", pick_bytes(&plan))?;
         let pick = View::dense(dev.alloc(paid)?, Act::I32, limits(&plan).rows, 1);
-        Ok(Executor { family, weights, arrivals: None, state, dev, ledger, plan, pick, _workspace: workspace })
+        let arrivals = None;
+        Ok(Executor { family, weights, arrivals, state, beside, dev, ledger, watch, plan, pick, _workspace: workspace })
     }
     /// What it serves.
     pub fn family(&self) -> &dyn Family {
@@ -133,6 +143,22 @@ impl Executor {
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
+    /// What the host's memory is used for, as it is now.
+    pub fn usage(&self) -> TierUsage {
+        self.watch.look();
+        self.ledger.usage().remove(&Tier::Host).unwrap_or_default()
+    }
+    /// Runs `f` on the second history in place of the first. Sequences belong to the history they were opened on.
+    ///
+    /// # Errors
+    /// [`Error::NoSecondHistory`] where the plan has none; those of `f`.
+    pub fn beside<R>(&mut self, f: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        let second = self.beside.take().ok_or(Error::NoSecondHistory)?;
+        let first = std::mem::replace(&mut self.state, second);
+        let done = f(self);
+        self.beside = Some(std::mem::replace(&mut self.state, first));
+        done
+    }
     /// The device.
     pub fn device(&mut self) -> &mut dyn Device {
         self.dev.as_mut()
@@ -141,16 +167,22 @@ impl Executor {
     pub fn set_arrivals(&mut self, wrap: impl FnOnce(&weights::ResidentExperts) -> Box<dyn ExpertSource + Send>) {
         self.arrivals = Some(wrap(self.weights.experts()));
     }
-    /// A new, empty sequence.
+    /// A new, empty sequence. It may grow to the plan's context whatever comes.
     ///
     /// # Errors
-    /// When all places are taken.
+    /// When all places are taken; and beside another sequence, when the process holds more than the plan allowed for
+    /// and what is left is less than the history of a full sequence.
     pub fn open(&mut self) -> Result<SeqId> {
+        self.watch.look();
         Ok(self.state.open()?)
     }
-    /// Lets a sequence go.
+    /// Lets a sequence go, and the memory of pages that nobody owns then, all but one slab for who comes next.
+    ///
+    /// # Errors
+    /// Those of the state.
     pub fn close(&mut self, s: SeqId) -> Result<()> {
-        Ok(self.state.close(s)?)
+        self.state.close(s)?;
+        Ok(self.state.trim(self.dev.as_mut(), 1)?)
     }
     /// Gives a sequence `n` positions of seeded random history, without computing anything.
     ///

@@ -11,6 +11,7 @@ pub mod figures;
 mod generate;
 pub mod machine;
 pub mod open;
+pub mod perplexity;
 pub mod plan;
 mod sampler;
 
@@ -19,6 +20,6 @@ pub use error::{Error, Result};
 pub use executor::{Executor, Wanted};
 pub use generate::{Answer, Event, Finish, Request, generate};
 pub use open::{Model, OpenOptions};
-pub use plan::{Ask, Backend, Refusal, plan};
+pub use plan::{Ask, Backend, Context, Refusal, plan};
 pub use sampler::{Choice, Logprob, Sampler, Sampling, argmax};
 pub use state::SeqId;

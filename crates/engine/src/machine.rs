@@ -1,20 +1,30 @@
 //! What this machine can spare, and what was measured of it.
 
+mod budget;
 pub mod cgroup;
 mod disk;
 mod linear;
 mod measure;
 mod profile;
 mod ram;
+mod watch;
 
-pub use measure::{Measure, limits, measure};
+pub use budget::{Budget, Sight, Source};
+pub use measure::{Measure, groups, limits, measure};
 pub use profile::{CpuFacts, DiskFacts, DiskRate, LinearRate, MachineProfile, MemoryFacts, RamRate, date, home};
 pub use ram::read_gbps as ram_read_gbps;
+pub use watch::Watch;
 
 /// Memory that the system says can be had without swapping, in bytes; `None` where it does not say.
 pub fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     field_kib(&text, "MemAvailable:").map(|k| k * 1024)
+}
+
+/// Memory this process holds now, in bytes; `None` where the system does not say.
+pub fn rss() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    field_kib(&text, "VmRSS:").map(|k| k * 1024)
 }
 
 /// Most memory this process ever held, in bytes; `None` where the system does not say.

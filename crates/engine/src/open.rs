@@ -2,11 +2,11 @@
 
 use crate::error::{Error, Result};
 use crate::executor::Executor;
-use crate::plan::{Ask, Backend, plan};
+use crate::plan::{Allowance, Ask, Backend, Subject, plan};
 use crate::sampler::Sampling;
 use checkpoint::{Checkpoint, Container, Meta, Source};
 use device::{Cpu, CpuOptions, Device, Profile, Profiled, Reference};
-use memory::Plan;
+use memory::{Component, Plan};
 use model::Family;
 use text::{ChatTemplate, GgufVocab, HfFiles, Tokenizer};
 use weights::{Bound, Progress};
@@ -27,7 +27,11 @@ impl Default for On {
 }
 
 impl On {
-    fn backend(&self) -> Result<Backend> {
+    /// What its workspace is counted by.
+    ///
+    /// # Errors
+    /// An instruction set that this machine does not have.
+    pub fn backend(&self) -> Result<Backend> {
         use device::host_device::Kernels;
         Ok(match self {
             On::Reference => Backend {
@@ -85,6 +89,19 @@ impl Opened {
         let bounds = model::bind(family.as_ref(), &ck).map_err(within)?;
         Ok(Opened { ck, family, bounds })
     }
+    /// What plans are made for.
+    pub fn subject<'a>(&'a self, on: &'a Backend) -> Subject<'a> {
+        let loaded = self.bounds.iter().filter(|b| b.component != Component::Mtp).map(Bound::loaded_bytes).sum();
+        let beyond = Allowance::of(&self.ck, loaded, &on.caps);
+        Subject { family: self.family.as_ref(), bounds: &self.bounds, on, beyond }
+    }
+    /// Decides everything that is decided before a weight is read.
+    ///
+    /// # Errors
+    /// A refusal, or an instruction set that this machine does not have.
+    pub fn plan(&self, how: &OpenOptions) -> Result<Plan> {
+        plan(self.subject(&how.on.backend()?), &how.ask)
+    }
 }
 
 /// A model that can answer.
@@ -114,8 +131,8 @@ impl Model {
     /// # Errors
     /// Whatever is wrong with the plan, the weights or the machine.
     pub fn load(opened: Opened, how: &OpenOptions, on_progress: &mut dyn FnMut(Progress)) -> Result<Self> {
+        let plan = opened.plan(how)?;
         let Opened { ck, family, bounds } = opened;
-        let plan = plan(family.as_ref(), &bounds, &how.ask, &how.on.backend()?)?;
         let dev = how.on.device(&plan, how.profile.as_ref())?;
         let tokenizer = tokenizer(ck.meta())?;
         let template = template(ck.meta(), tokenizer.as_ref())?;

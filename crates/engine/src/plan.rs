@@ -1,69 +1,31 @@
 //! The planner: a dry run of the real forward pass counts every byte before a weight is read.
+//!
+//! - `ask`: what is asked of a plan, and why it may be refused.
+//! - `allowance`: H, foreseen.
+//! - `forecast`: how long things will take on a measured machine.
+
+mod allowance;
+mod ask;
+mod forecast;
 
 use crate::draft::Behind;
 use crate::error::Result;
 use crate::executor::{Pass, pass};
 use checkpoint::DType;
 use device::{Act, Caps, Device, Meter, Region, RowClass, ScratchFn, View};
-use memory::{Component, KvFormat, KvSpec, Ledger, Plan, RegionSizes, Residency, Tier, WeightShare};
+use memory::pages::pages_for;
+use memory::{Component, KvFormat, KvSpec, Ledger, PAGE_POSITIONS, Plan, RegionSizes, Residency, Tier, WeightShare};
 use model::{Family, Spec};
-use state::{Decl, Limits, Span, State};
+use state::{Bytes, Decl, Limits, Span, State};
 use std::collections::BTreeMap;
 use weights::{Bound, Role, Weights};
 
+pub use allowance::Allowance;
+pub use ask::{Ask, Context, Parts, Refusal};
+pub use forecast::{Forecast, forecast};
+
 /// Context taken when nobody says otherwise and it fits.
 pub const DEFAULT_CONTEXT: u32 = 65_536;
-
-/// What is asked of a plan.
-#[derive(Clone, Debug)]
-pub struct Ask {
-    /// Positions of a sequence; `None`: the model's, at most [`DEFAULT_CONTEXT`], less if that does not fit.
-    pub context: Option<u32>,
-    /// Sequences at a time.
-    pub parallel: u32,
-    /// Most rows of one `mix` call, a multiple of 64.
-    pub chunk: u32,
-    /// Most rows of class Few in one call.
-    pub few: u32,
-    /// Format of history; `None`: f32 for f32 weights, else bf16.
-    pub kv: Option<KvFormat>,
-    /// Rows whose logits are wanted at once from a prefill chunk.
-    pub logit_rows: u32,
-    /// Most bytes that may be reserved.
-    pub guard: u64,
-    /// Most tokens that the model's predictor drafts ahead, where it has one; 0 leaves the predictor where it is.
-    pub draft: u32,
-}
-
-impl Default for Ask {
-    fn default() -> Self {
-        Ask { context: None, parallel: 1, chunk: 256, few: 8, kv: None, logit_rows: 1, guard: u64::MAX, draft: 0 }
-    }
-}
-
-/// Why a model cannot be served as asked, and what would do.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Refusal {
-    /// More positions than the model was trained for.
-    #[error("--context {asked} is more than the {most} positions of this model")]
-    ContextBeyondModel {
-        /// Asked.
-        asked: u32,
-        /// Allowed.
-        most: u32,
-    },
-    /// It does not fit.
-    #[error("{needed} bytes are needed and {guard} may be used; {advice}")]
-    TooLarge {
-        /// Bytes of weights, history, state and workspace.
-        needed: u64,
-        /// Bytes allowed.
-        guard: u64,
-        /// What would help.
-        advice: String,
-    },
-}
 
 /// The backend whose workspace is counted.
 #[derive(Clone, Debug)]
@@ -74,74 +36,169 @@ pub struct Backend {
     pub caps: Caps,
 }
 
-/// Plans a model on a backend.
+/// What plans are made for: a model, and the process around it.
+#[derive(Copy, Clone)]
+pub struct Subject<'a> {
+    /// The architecture.
+    pub family: &'a dyn Family,
+    /// Its parameters.
+    pub bounds: &'a [Bound],
+    /// Where it runs.
+    pub on: &'a Backend,
+    /// What the process will hold besides.
+    pub beyond: Allowance,
+}
+
+/// Plans a model.
 ///
 /// # Errors
 /// [`Refusal`] when it does not fit or cannot be.
-pub fn plan(family: &dyn Family, bounds: &[Bound], ask: &Ask, on: &Backend) -> Result<Plan> {
-    let most = family.spec().context;
-    if let Some(asked) = ask.context.filter(|&c| c > most) {
-        return Err(Refusal::ContextBeyondModel { asked, most }.into());
-    }
-    let mut context = ask.context.unwrap_or(most.min(DEFAULT_CONTEXT));
-    loop {
-        let p = at_context(family, bounds, ask, on, context)?;
-        let needed = p.total_bytes();
-        if needed <= ask.guard {
-            return Ok(p);
+pub fn plan(of: Subject, ask: &Ask) -> Result<Plan> {
+    let model = of.family.spec().context;
+    match ask.context {
+        Context::Exactly(asked) if asked > model => Err(Refusal::ContextBeyondModel { asked, most: model }.into()),
+        Context::Exactly(asked) => {
+            let p = at_context(of, ask, asked)?;
+            if p.fits() { Ok(p) } else { Err(refused(of, ask, &p)?.into()) }
         }
-        if ask.context.is_some() || context <= 256 {
-            let fixed = p.total_bytes() - p.kv_bytes - p.state_bytes;
-            let advice = if fixed > ask.guard {
-                format!("weights and workspace alone take {fixed}; a smaller model or quantisation is needed")
-            } else {
-                "ask for a smaller --context".to_string()
-            };
-            return Err(Refusal::TooLarge { needed, guard: ask.guard, advice }.into());
-        }
-        context = (context / 2).max(256).min(most);
+        Context::Usual => most(of, ask, model.min(DEFAULT_CONTEXT)),
+        Context::Most => most(of, ask, model),
     }
 }
 
-fn at_context(family: &dyn Family, bounds: &[Bound], ask: &Ask, on: &Backend, context: u32) -> Result<Plan> {
+/// The most positions that fit, at most those of the model: exact to the page. `None` where none do.
+///
+/// # Errors
+/// Those of a dry run.
+pub fn max_context(of: Subject, ask: &Ask) -> Result<Option<u32>> {
+    Ok(search(of, ask, of.family.spec().context)?.map(|p| p.context))
+}
+
+fn most(of: Subject, ask: &Ask, limit: u32) -> Result<Plan> {
+    match search(of, ask, limit)? {
+        Some(p) => Ok(p),
+        None => {
+            let least = at_context(of, ask, limit.min(PAGE_POSITIONS))?;
+            Err(refused(of, ask, &least)?.into())
+        }
+    }
+}
+
+/// The plan with the most pages a sequence that fits. Every page more takes more bytes, so halving the distance between
+/// what fits and what does not ends at the one edge there is.
+fn search(of: Subject, ask: &Ask, limit: u32) -> Result<Option<Plan>> {
+    let at = |pages: u32| at_context(of, ask, pages.saturating_mul(PAGE_POSITIONS).min(limit));
+    let all = at(pages_for(limit))?;
+    if all.fits() {
+        return Ok(Some(all));
+    }
+    let (mut best, mut fits, mut fails) = (None, 0, pages_for(limit));
+    while fails - fits > 1 {
+        let middle = fits + (fails - fits) / 2;
+        let p = at(middle)?;
+        if p.fits() {
+            (best, fits) = (Some(p), middle);
+        } else {
+            fails = middle;
+        }
+    }
+    Ok(best)
+}
+
+/// Why a plan does not fit, and each single change that would make it.
+fn refused(of: Subject, ask: &Ask, p: &Plan) -> Result<Refusal> {
+    let other = |ask: Ask| -> Result<Option<u32>> { Ok(search(of, &ask, p.context)?.map(|p| p.context)) };
+    let smaller = if matches!(ask.context, Context::Exactly(_)) { other(ask.clone())? } else { None };
+    let mut formats = Vec::new();
+    for kv in narrower(p, of.family) {
+        // A format that this model cannot have is no advice.
+        if let Ok(Some(context)) = other(Ask { kv: Some(kv), ..ask.clone() }) {
+            formats.push((kv, context));
+        }
+    }
+    let mut parallel = None;
+    for n in (1..ask.parallel).rev() {
+        if at_context(of, &Ask { parallel: n, ..ask.clone() }, p.context)?.fits() {
+            parallel = Some(n);
+            break;
+        }
+    }
+    Ok(Refusal::TooLarge { context: p.context, parts: Parts::of(p), guard: p.guard, smaller, formats, parallel })
+}
+
+/// Formats of history that take fewer bytes than the plan's.
+fn narrower(p: &Plan, family: &dyn Family) -> Vec<KvSpec> {
+    let Some(now) = p.kv.first() else { return Vec::new() };
+    let heads = |kv: KvSpec| {
+        let decls = family.state(&vec![kv; p.kv.len()]);
+        state::position_bytes(&decls)
+    };
+    let have = heads(*now);
+    KvFormat::ALL.into_iter().map(KvSpec::of).filter(|&kv| heads(kv) < have).collect()
+}
+
+/// The formats of history where nobody says otherwise.
+pub fn usual_kv(bounds: &[Bound]) -> KvSpec {
     let embed_is_f32 = bounds.iter().any(|b| b.component == Component::Embed && b.dtype == DType::F32);
-    let main = ask.kv.unwrap_or(if embed_is_f32 { KvFormat::F32 } else { KvFormat::Bf16 });
-    let can_draft = family.drafter().is_some() && bounds.iter().any(|b| b.component == Component::Mtp);
+    KvSpec::of(if embed_is_f32 { KvFormat::F32 } else { KvFormat::Bf16 })
+}
+
+fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
+    let layers = of.family.spec().n_layers as usize;
+    let can_draft = of.family.drafter().is_some() && of.bounds.iter().any(|b| b.component == Component::Mtp);
     let draft = if can_draft { ask.draft } else { 0 };
-    let mut weights = shares(bounds);
+    let mut weights = shares(of.bounds);
     let predictor = weights.iter_mut().filter(|w| draft > 0 && w.component == Component::Mtp);
     predictor.for_each(|w| w.residency = Residency::Resident);
     let mut p = Plan {
         weights,
-        kv: vec![KvSpec { main }; family.spec().n_layers as usize],
+        kv: vec![ask.kv.unwrap_or_else(|| usual_kv(of.bounds)); layers],
+        beside: ask.beside.map_or_else(Vec::new, |kv| vec![kv; layers]),
         context,
         parallel: ask.parallel.max(1),
         chunk: ask.chunk.max(64).next_multiple_of(64).min(context.next_multiple_of(64)),
         few: ask.few.max(ask.parallel).max(draft.saturating_add(1)),
         draft,
+        slab_pages: 1,
         kv_bytes: 0,
+        kv_bytes_per_position: 0,
         state_bytes: 0,
         workspace: RegionSizes::default(),
         row_bytes: 0,
+        allowance: 0,
         guard: ask.guard,
     };
-    let decls = streams(family, &p);
+    let decls = streams(of.family, &p, &p.kv);
+    p.slab_pages = state::slab_pages(&decls);
+    p.kv_bytes_per_position = state::position_bytes(&decls);
     let bytes = State::bytes(&decls, limits(&p));
-    (p.kv_bytes, p.state_bytes) = (bytes.kv, bytes.state);
-    p.workspace = measure(family, bounds, &p, ask.logit_rows, on)?;
-    p.row_bytes = bytes.rows + pick_bytes(&p);
+    let beside = beside_bytes(of.family, &p);
+    p.kv_bytes = bytes.kv.saturating_add(beside.kv);
+    p.state_bytes = bytes.state.saturating_add(beside.state);
+    p.row_bytes = bytes.rows.saturating_add(beside.rows).saturating_add(pick_bytes(&p));
+    for kv in [&p.kv, &p.beside].into_iter().filter(|kv| !kv.is_empty()) {
+        let x = measure(of, &p, kv, ask.logit_rows)?;
+        p.workspace = RegionSizes { step: p.workspace.step.max(x.step), carry: p.workspace.carry.max(x.carry) };
+    }
+    p.allowance = of.beyond.bytes(&p, of.family.spec().vocab, ask.logit_rows);
     Ok(p)
+}
+
+/// Bytes of the second history.
+fn beside_bytes(family: &dyn Family, p: &Plan) -> Bytes {
+    if p.beside.is_empty() { Bytes::default() } else { State::bytes(&streams(family, p, &p.beside), limits(p)) }
 }
 
 /// The limits of the state that a plan describes.
 pub fn limits(p: &Plan) -> Limits {
-    Limits { context: p.context, parallel: p.parallel, rows: p.chunk.max(p.few), few: p.few }
+    Limits { context: p.context, parallel: p.parallel, rows: p.chunk.max(p.few), few: p.few, slab_pages: p.slab_pages }
 }
 
-/// What sequences keep under a plan, for the model and for its predictor where it drafts.
-pub fn streams(family: &dyn Family, p: &Plan) -> Vec<Decl> {
-    let mut all = family.state(&p.kv);
-    if let (Some(d), Some(kv)) = (family.drafter().filter(|_| p.draft > 0), p.kv.last()) {
+/// What sequences keep under a plan with history in the formats `kv`, for the model and for its predictor where it
+/// drafts.
+pub fn streams(family: &dyn Family, p: &Plan, kv: &[KvSpec]) -> Vec<Decl> {
+    let mut all = family.state(kv);
+    if let (Some(d), Some(kv)) = (family.drafter().filter(|_| p.draft > 0), kv.last()) {
         all.extend(d.state(kv));
     }
     all
@@ -152,12 +209,12 @@ pub fn pick_bytes(p: &Plan) -> u64 {
     limits(p).rows as u64 * 4
 }
 
-/// Runs the widest prefill and decode passes on shapes alone.
-fn measure(family: &dyn Family, bounds: &[Bound], p: &Plan, logit_rows: u32, on: &Backend) -> Result<RegionSizes> {
-    let mut meter = Meter::new(on.scratch, on.caps.clone());
-    let mut weights = Weights::imagine(bounds, &mut meter)?;
+/// Runs the widest prefill and decode passes on shapes alone, with a history in the formats `kv`.
+fn measure(of: Subject, p: &Plan, kv: &[KvSpec], logit_rows: u32) -> Result<RegionSizes> {
+    let mut meter = Meter::new(of.on.scratch, of.on.caps.clone());
+    let mut weights = Weights::imagine(of.bounds, &mut meter)?;
     let endless = Ledger::new(&[(Tier::Host, u64::MAX)]);
-    let decls = streams(family, p);
+    let decls = streams(of.family, p, kv);
     let mut state = State::new(&decls, limits(p), &endless, &mut meter)?;
     for (class, n, wanted) in [(RowClass::Many, p.chunk, logit_rows), (RowClass::Few, p.few, p.few)] {
         let n = n.min(p.context);
@@ -167,6 +224,7 @@ fn measure(family: &dyn Family, bounds: &[Bound], p: &Plan, logit_rows: u32, on:
         let rows = state.rows(&a, 0..n)?;
         let (resident, experts) = weights.split();
         let pick = Some(rows.pos.rows(0, wanted.clamp(1, n)));
+        let family = of.family;
         let drafter = family.drafter().filter(|_| p.draft > 0);
         // Who wants the logits of every row may want the predictor's too.
         let all = drafter.is_some() && class == RowClass::Many && wanted >= n;
@@ -204,18 +262,22 @@ pub fn shares(bounds: &[Bound]) -> Vec<WeightShare> {
     by.into_iter().map(|(component, bytes)| WeightShare { component, residency: residency(component), bytes }).collect()
 }
 
-/// Bytes of weights that one decoded token reads: everything outside the layers' experts once, the experts a row
-/// chooses, and of an embedding that is not also the output head one row. A predictor is not part of decoding.
-pub fn decode_weight_bytes(family: &dyn Family, bounds: &[Bound]) -> u64 {
+/// What one decoded token reads of a parameter, in bytes: everything outside the layers' experts once, the experts a
+/// row chooses, and of an embedding that is not also the output head one row. A predictor is not part of decoding.
+fn decode_read(family: &dyn Family, bounds: &[Bound], b: &Bound) -> u64 {
     let (_, top_k) = family.spec().experts.unwrap_or_default();
-    let has_head = bounds.iter().any(|b| b.component == Component::Head);
-    let read = |b: &Bound| match (b.component, b.role) {
+    let has_head = || bounds.iter().any(|b| b.component == Component::Head);
+    match (b.component, b.role) {
         (Component::Mtp, _) => 0,
-        (Component::Embed, Role::Matrix) if has_head => b.matrix_bytes() / b.n.max(1) as u64,
+        (Component::Embed, Role::Matrix) if has_head() => b.matrix_bytes() / b.n.max(1) as u64,
         (_, Role::Experts { count, .. }) => b.matrix_bytes() * count.min(top_k) as u64,
         _ => b.loaded_bytes(),
-    };
-    bounds.iter().map(read).sum()
+    }
+}
+
+/// Bytes of weights that one decoded token reads.
+pub fn decode_weight_bytes(family: &dyn Family, bounds: &[Bound]) -> u64 {
+    bounds.iter().map(|b| decode_read(family, bounds, b)).sum()
 }
 
 /// Bytes of history and recurrent states that the row at position `len - 1` reads, in the formats of `plan`.

@@ -1,7 +1,7 @@
 //! A conversation is read once: later turns read only what is new, and their logits are those of reading it all.
 
 use engine::open::On;
-use engine::{Ask, Conversation, Error, Event, Finish, Model, OpenOptions, Request, Reread, Sampling, Turn};
+use engine::{Ask, Context, Conversation, Error, Event, Finish, Model, OpenOptions, Request, Reread, Sampling, Turn};
 use std::sync::atomic::{AtomicBool, Ordering};
 use text::{ChatTemplate, GgufVocab, Tokenizer};
 
@@ -41,6 +41,7 @@ struct Rig {
 
 fn rig(name: &str, template: &str, context: Option<u32>) -> Rig {
     let dir = testkit::materialise(name).unwrap();
+    let context = context.map_or(Context::Usual, Context::Exactly);
     let how = OpenOptions { ask: Ask { context, ..Ask::default() }, on: On::Reference, profile: None };
     let model = Model::open(dir.path().to_path_buf(), &how, &mut |_| {}).unwrap();
     let conversation = Conversation::new(ChatTemplate::new(template).unwrap(), None);

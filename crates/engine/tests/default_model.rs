@@ -1,6 +1,6 @@
 //! The model that the binary carries, from its own file in the repository.
 
-use engine::{Ask, Model, OpenOptions, Request, Sampling, Wanted, generate};
+use engine::{Ask, Context, Model, OpenOptions, Request, Sampling, Wanted, generate};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use testkit::Tally;
@@ -32,7 +32,7 @@ fn scored(model: &mut Model, windows: usize) -> Tally {
 /// Four bits cost what they cost: 0.02 nats on its own kind of text, a token in eight on the rest.
 #[test]
 fn it_is_as_good_as_four_bits_let_it_be() {
-    let mut model = open(Ask { logit_rows: 256, context: Some(1024), ..Ask::default() });
+    let mut model = open(Ask { logit_rows: 256, context: Context::Exactly(1024), ..Ask::default() });
     let tally = scored(&mut model, usize::MAX);
     assert!(tally.rows() > 4000);
     assert!(tally.delta_nll() < 0.05, "delta-NLL {}", tally.delta_nll());
@@ -46,7 +46,8 @@ fn embedded_bytes_are_counted_and_used_in_place() {
     let how = OpenOptions::default();
     let model = Model::open(checkpoint::Source::Embedded(bytes), &how, &mut |_| {}).unwrap();
     let (plan, usage) = (model.exec.plan(), model.exec.ledger().usage());
-    assert_eq!(usage[&memory::Tier::Host].reserved(), plan.total_bytes());
+    let pages = plan.kv_bytes;
+    assert_eq!(usage[&memory::Tier::Host].reserved(), plan.reserved_bytes() - pages, "pages come with positions");
 }
 
 #[test]
@@ -83,11 +84,11 @@ fn its_answers_follow_seed_and_defaults() {
 /// A plan may not promise what the model was not trained for, and a prompt may not outgrow the plan.
 #[test]
 fn more_context_than_the_model_has_is_refused() {
-    let ask = Ask { context: Some(4096), ..Ask::default() };
+    let ask = Ask { context: Context::Exactly(4096), ..Ask::default() };
     let how = OpenOptions { ask, ..OpenOptions::default() };
     let e = Model::open(path(), &how, &mut |_| {}).err().unwrap().to_string();
     assert!(e.contains("4096") && e.contains("2048"), "{e}");
-    let mut model = open(Ask { context: Some(256), ..Ask::default() });
+    let mut model = open(Ask { context: Context::Exactly(256), ..Ask::default() });
     let seq = model.exec.open().unwrap();
     let req = Request { prompt: vec![5; 300], ..Request::default() };
     let e = generate(&mut model.exec, None, seq, &req, &AtomicBool::new(false), &mut |_| {}).unwrap_err().to_string();
@@ -99,7 +100,7 @@ fn a_guard_too_small_refuses_before_reading_and_says_what_is_needed() {
     let ask = Ask { guard: 10 << 20, ..Ask::default() };
     let how = OpenOptions { ask, ..OpenOptions::default() };
     let e = Model::open(path(), &how, &mut |_| panic!("nothing may be read")).err().unwrap().to_string();
-    assert!(e.contains("10485760"), "{e}");
+    assert!(e.contains("10 MiB may be used") && e.contains("a smaller model"), "{e}");
     // With room for the weights but not for the whole context, less context is taken.
     let all = open(Ask::default()).exec.plan().clone();
     let less = open(Ask { guard: all.total_bytes() - all.kv_bytes / 2, ..Ask::default() });

@@ -255,13 +255,21 @@ fn a_real_step_takes_exactly_the_metered_workspace() {
 
 #[test]
 fn the_ledger_holds_what_the_plan_says() {
-    let Rig { model, .. } = rig("qwen3_5_moe-a", cpu());
-    let (plan, usage) = (model.exec.plan(), model.exec.ledger().usage());
+    let Rig { mut model, .. } = rig("qwen3_5_moe-a", cpu());
+    let plan = model.exec.plan().clone();
+    let used = |m: &Model| m.exec.ledger().usage()[&memory::Tier::Host].reserved();
+    let empty = used(&model);
+    assert_eq!(empty, plan.reserved_bytes() - plan.kv_bytes, "pages come with positions");
+    let open: Vec<_> = (0..plan.parallel).map(|_| model.exec.open().unwrap()).collect();
+    open.iter().for_each(|&s| model.exec.fill(s, plan.context, 1).unwrap());
+    let usage = model.exec.ledger().usage();
     let host = &usage[&memory::Tier::Host];
     assert_eq!(host.by_class[&memory::Class::Weights], plan.resident_bytes());
-    assert_eq!(host.by_class[&memory::Class::Kv], plan.kv_bytes);
     assert_eq!(host.by_class[&memory::Class::State], plan.state_bytes);
-    assert_eq!(host.reserved(), plan.total_bytes(), "weights, history, state and workspace are all there is");
+    assert_eq!(host.by_class[&memory::Class::Kv], plan.kv_bytes);
+    assert_eq!(host.reserved(), plan.reserved_bytes(), "weights, history, state and workspace are all there is");
+    open.into_iter().for_each(|s| model.exec.close(s).unwrap());
+    assert!(used(&model) <= empty + (16 << 20), "one slab stays for who comes next");
 }
 
 #[test]

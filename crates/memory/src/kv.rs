@@ -10,6 +10,16 @@ pub enum KvFormat {
 }
 
 impl KvFormat {
+    /// All, widest first.
+    pub const ALL: [KvFormat; 2] = [KvFormat::F32, KvFormat::Bf16];
+
+    /// The word for it in flags and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            KvFormat::F32 => "f32",
+            KvFormat::Bf16 => "bf16",
+        }
+    }
     /// Bytes of one stored vector of width `d`.
     pub const fn vector_bytes(self, d: u32) -> u64 {
         match self {
@@ -24,4 +34,15 @@ impl KvFormat {
 pub struct KvSpec {
     /// Format of ordinary pages.
     pub main: KvFormat,
+}
+
+impl KvSpec {
+    /// One format for everything.
+    pub const fn of(main: KvFormat) -> Self {
+        KvSpec { main }
+    }
+    /// As flags and reports write it.
+    pub fn describe(&self) -> String {
+        self.main.name().into()
+    }
 }

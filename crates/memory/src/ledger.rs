@@ -91,8 +91,18 @@ pub struct TierUsage {
     pub guard: u64,
     /// Reserved bytes by class.
     pub by_class: BTreeMap<Class, u64>,
+    /// Bytes promised to what was admitted, whether reserved by now or not.
+    pub promised: u64,
+    /// Of the reserved bytes, those that keep a promise.
+    pub drawn: u64,
+    /// What the plan allows for H, the bytes that a process holds beyond what it reserves.
+    pub allowance: u64,
     /// H: bytes seen beyond what is reserved, at the last observation.
     pub beyond: u64,
+    /// The most that `beyond` ever was.
+    pub most_beyond: u64,
+    /// Most bytes ever seen in all.
+    pub most_seen: u64,
 }
 
 impl TierUsage {
@@ -100,9 +110,23 @@ impl TierUsage {
     pub fn reserved(&self) -> u64 {
         self.by_class.values().sum()
     }
-    /// Bytes that a reservation may still take.
+    /// H beyond its allowance.
+    pub fn excess(&self) -> u64 {
+        self.beyond.saturating_sub(self.allowance)
+    }
+    /// Promised bytes that are not reserved yet.
+    fn outstanding(&self) -> u64 {
+        self.promised.saturating_sub(self.drawn)
+    }
+    /// Bytes there are by the plan: of the limit, what is neither reserved, nor promised, nor allowed for H.
+    fn planned(&self) -> u64 {
+        let taken = [self.reserved(), self.outstanding(), self.allowance];
+        taken.into_iter().fold(self.guard, u64::saturating_sub)
+    }
+    /// Bytes that a reservation may still take: of the limit, what is neither reserved nor promised and not kept for H,
+    /// which is the allowance or what was seen, whichever is more.
     pub fn free(&self) -> u64 {
-        self.guard.saturating_sub(self.reserved()).saturating_sub(self.beyond)
+        self.planned().saturating_sub(self.excess())
     }
 }
 
@@ -127,14 +151,79 @@ impl Ledger {
     /// # Errors
     /// [`OverBudget`] when the tier's limit would be passed; nothing is taken then.
     pub fn reserve(&self, tier: Tier, class: Class, who: &'static str, bytes: u64) -> Result<Reservation, OverBudget> {
-        self.take(tier, class, who, bytes)?;
-        Ok(Reservation { ledger: self.clone(), tier, class, who, bytes })
+        self.take(tier, class, who, bytes, Kind::New)?;
+        Ok(Reservation { ledger: self.clone(), tier, class, who, bytes, kind: Kind::New })
     }
 
-    /// Records what the process was seen to hold; what exceeds the reservations is H and lessens what is free.
+    /// Takes `bytes` that are part of the plan: weights, states and workspace at load. An H beyond its allowance
+    /// refuses what is new, never this.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    pub fn reserve_planned(
+        &self,
+        tier: Tier,
+        class: Class,
+        who: &'static str,
+        bytes: u64,
+    ) -> Result<Reservation, OverBudget> {
+        self.take(tier, class, who, bytes, Kind::Planned)?;
+        Ok(Reservation { ledger: self.clone(), tier, class, who, bytes, kind: Kind::Planned })
+    }
+
+    /// Takes `bytes` that were [promised](Self::promise); what goes beyond the promises must be there as well. H does not
+    /// refuse this either.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    pub fn reserve_promised(
+        &self,
+        tier: Tier,
+        class: Class,
+        who: &'static str,
+        bytes: u64,
+    ) -> Result<Reservation, OverBudget> {
+        self.take(tier, class, who, bytes, Kind::Promised)?;
+        Ok(Reservation { ledger: self.clone(), tier, class, who, bytes, kind: Kind::Promised })
+    }
+
+    /// Sets `bytes` aside for something that will reserve them as it grows, until the promise is dropped. `first`:
+    /// nothing else was admitted, so that an H beyond its allowance does not refuse it.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    pub fn promise(
+        &self,
+        tier: Tier,
+        class: Class,
+        who: &'static str,
+        bytes: u64,
+        first: bool,
+    ) -> Result<Promise, OverBudget> {
+        let mut map = self.lock();
+        let usage = map.entry(tier).or_default();
+        // What was drawn for others who are gone by now serves the next one.
+        let idle = usage.drawn.saturating_sub(usage.promised).min(bytes);
+        let free = if first { usage.planned() } else { usage.free() };
+        usage.check(tier, class, who, bytes, free.saturating_add(idle))?;
+        usage.promised += bytes;
+        Ok(Promise { ledger: self.clone(), tier, bytes })
+    }
+
+    /// Keeps this much of a tier for H.
+    pub fn allow(&self, tier: Tier, bytes: u64) {
+        if let Some(u) = self.lock().get_mut(&tier) {
+            u.allowance = bytes;
+        }
+    }
+
+    /// Records what the process was seen to hold; what exceeds the reservations is H, and where that is more than the
+    /// allowance it lessens what is free. Reserved memory that was not touched yet hides as much of H.
     pub fn observe(&self, seen: Footprint) {
         if let Some(u) = self.lock().get_mut(&seen.tier) {
             u.beyond = seen.bytes.saturating_sub(u.reserved());
+            u.most_beyond = u.most_beyond.max(u.beyond);
+            u.most_seen = u.most_seen.max(seen.bytes);
         }
     }
 
@@ -143,25 +232,57 @@ impl Ledger {
         self.lock().clone()
     }
 
-    fn take(&self, tier: Tier, class: Class, who: &'static str, bytes: u64) -> Result<(), OverBudget> {
+    fn take(&self, tier: Tier, class: Class, who: &'static str, bytes: u64, kind: Kind) -> Result<(), OverBudget> {
         let mut map = self.lock();
         let usage = map.entry(tier).or_default();
-        let free = usage.free();
-        if bytes > free {
-            let missing = bytes - free;
-            let advice = match class {
-                Class::Kv | Class::State => Advice::SmallerContext,
-                _ => Advice::RaiseLimit(usage.guard.saturating_add(missing)),
-            };
-            return Err(OverBudget { tier, who, asked: bytes, free, advice });
-        }
+        let free = match kind {
+            Kind::New => usage.free(),
+            Kind::Planned => usage.planned(),
+            Kind::Promised => usage.planned().saturating_add(usage.outstanding().min(bytes)),
+        };
+        usage.check(tier, class, who, bytes, free)?;
         *usage.by_class.entry(class).or_default() += bytes;
+        usage.drawn += if kind == Kind::Promised { bytes } else { 0 };
         Ok(())
     }
 
-    fn give_back(&self, tier: Tier, class: Class, bytes: u64) {
-        if let Some(held) = self.lock().get_mut(&tier).and_then(|u| u.by_class.get_mut(&class)) {
+    fn give_back(&self, tier: Tier, class: Class, bytes: u64, kind: Kind) {
+        let mut map = self.lock();
+        let Some(usage) = map.get_mut(&tier) else { return };
+        if kind == Kind::Promised {
+            usage.drawn = usage.drawn.saturating_sub(bytes);
+        }
+        if let Some(held) = usage.by_class.get_mut(&class) {
             *held = held.saturating_sub(bytes);
+        }
+    }
+}
+
+impl TierUsage {
+    fn check(&self, tier: Tier, class: Class, who: &'static str, asked: u64, free: u64) -> Result<(), OverBudget> {
+        if asked <= free {
+            return Ok(());
+        }
+        let advice = match class {
+            Class::Kv | Class::State => Advice::SmallerContext,
+            _ => Advice::RaiseLimit(self.guard.saturating_add(asked - free)),
+        };
+        Err(OverBudget { tier, who, asked, free, advice })
+    }
+}
+
+/// Bytes that nobody else may reserve while this lives.
+#[derive(Debug)]
+pub struct Promise {
+    ledger: Ledger,
+    tier: Tier,
+    bytes: u64,
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if let Some(u) = self.ledger.lock().get_mut(&self.tier) {
+            u.promised = u.promised.saturating_sub(self.bytes);
         }
     }
 }
@@ -174,6 +295,15 @@ pub struct Reservation {
     class: Class,
     who: &'static str,
     bytes: u64,
+    kind: Kind,
+}
+
+/// What a reservation may draw on.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Kind {
+    New,
+    Planned,
+    Promised,
 }
 
 impl Reservation {
@@ -194,7 +324,7 @@ impl Reservation {
     /// # Errors
     /// [`OverBudget`]; the reservation is then as it was.
     pub fn grow(&mut self, by: u64) -> Result<(), OverBudget> {
-        self.ledger.take(self.tier, self.class, self.who, by)?;
+        self.ledger.take(self.tier, self.class, self.who, by, self.kind)?;
         self.bytes += by;
         Ok(())
     }
@@ -202,13 +332,14 @@ impl Reservation {
     pub fn split(&mut self, n: u64) -> Reservation {
         let n = n.min(self.bytes);
         self.bytes -= n;
-        Reservation { ledger: self.ledger.clone(), tier: self.tier, class: self.class, who: self.who, bytes: n }
+        let Reservation { tier, class, who, kind, .. } = *self;
+        Reservation { ledger: self.ledger.clone(), tier, class, who, bytes: n, kind }
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.ledger.give_back(self.tier, self.class, self.bytes);
+        self.ledger.give_back(self.tier, self.class, self.bytes, self.kind);
     }
 }
 
@@ -244,6 +375,50 @@ mod tests {
         l.observe(Footprint { tier: Tier::Host, bytes: 80 });
         assert!(l.reserve(Tier::Host, Class::Kv, "kv", 21).is_err());
         assert!(l.reserve(Tier::Host, Class::Kv, "kv", 20).is_ok());
+    }
+
+    #[test]
+    fn the_allowance_is_kept_free_until_more_is_seen() {
+        let l = Ledger::new(&[(Tier::Host, 100)]);
+        l.allow(Tier::Host, 30);
+        let _a = l.reserve(Tier::Host, Class::Weights, "core", 50).unwrap();
+        assert_eq!(l.reserve(Tier::Host, Class::Kv, "kv", 21).unwrap_err().free, 20);
+        l.observe(Footprint { tier: Tier::Host, bytes: 75 });
+        assert_eq!(l.usage()[&Tier::Host].free(), 20, "H is within its allowance");
+        l.observe(Footprint { tier: Tier::Host, bytes: 95 });
+        l.observe(Footprint { tier: Tier::Host, bytes: 90 });
+        let u = &l.usage()[&Tier::Host];
+        assert_eq!((u.free(), u.beyond, u.most_beyond, u.most_seen), (10, 40, 45, 95));
+    }
+
+    #[test]
+    fn a_promise_is_kept_whatever_else_is_asked_or_seen() {
+        let l = Ledger::new(&[(Tier::Host, 100)]);
+        l.allow(Tier::Host, 10);
+        let kv = |bytes| l.reserve_promised(Tier::Host, Class::Kv, "kv", bytes);
+        let promise = |bytes, first| l.promise(Tier::Host, Class::Kv, "a sequence", bytes, first);
+        let free = || l.usage()[&Tier::Host].free();
+        let first = promise(40, true).unwrap();
+        assert_eq!(free(), 50);
+        let a = kv(30).unwrap();
+        assert_eq!(free(), 50, "it was counted before");
+        let other = l.reserve(Tier::Host, Class::Weights, "w", 50).unwrap();
+        l.observe(Footprint { tier: Tier::Host, bytes: 100 });
+        assert!(promise(1, false).is_err() && promise(1, true).is_err());
+        assert!(l.reserve_planned(Tier::Host, Class::State, "s", 1).is_err());
+        let b = kv(10).unwrap();
+        assert!(kv(1).is_err(), "no more than what was promised and what is there");
+        drop(other);
+        // 40 of 100 are reserved and 75 are seen, so H is 35.
+        l.observe(Footprint { tier: Tier::Host, bytes: 75 });
+        assert_eq!(free(), 25);
+        assert!(promise(26, false).is_err());
+        assert!(l.reserve(Tier::Host, Class::State, "s", 26).is_err());
+        drop(l.reserve_planned(Tier::Host, Class::State, "s", 26).unwrap());
+        let late = promise(50, true).unwrap();
+        drop((a, b, first, late));
+        let u = l.usage()[&Tier::Host].clone();
+        assert_eq!((u.promised, u.drawn, u.reserved()), (0, 0, 0));
     }
 
     proptest! {

@@ -2,7 +2,7 @@
 //! No devices, no I/O, no clocks (time is an argument).
 //!
 //! - [`ledger`]: one hard budget per memory tier; everything that grows holds a [`Reservation`].
-//! - [`pages`]: reference-counted ids of pages of 256 positions.
+//! - [`pages`]: reference-counted ids of pages of 256 positions, in slabs that come and go.
 //! - [`slots`]: a free list of fixed-size places (recurrent states, rings).
 //! - [`kv`]: the element formats a key/value page may have.
 //! - [`plan`]: what was decided before the first weight is read.
@@ -14,7 +14,7 @@ pub mod plan;
 pub mod slots;
 
 pub use kv::{KvFormat, KvSpec};
-pub use ledger::{Advice, Class, Footprint, Ledger, OverBudget, Reservation, Tier, TierUsage};
-pub use pages::{PAGE_POSITIONS, PageId, PagePool};
+pub use ledger::{Advice, Class, Footprint, Ledger, OverBudget, Promise, Reservation, Tier, TierUsage};
+pub use pages::{PAGE_POSITIONS, PageId, PagePool, SlabId};
 pub use plan::{Component, Plan, RegionSizes, Residency, WeightShare};
 pub use slots::{SlotId, Slots};

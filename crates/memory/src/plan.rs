@@ -69,6 +69,8 @@ pub struct Plan {
     pub weights: Vec<WeightShare>,
     /// Formats of history, one per layer.
     pub kv: Vec<KvSpec>,
+    /// Formats of a second history that the same rows are read into, to compare with; empty where there is none.
+    pub beside: Vec<KvSpec>,
     /// Most positions of a sequence.
     pub context: u32,
     /// Most sequences at a time.
@@ -77,15 +79,21 @@ pub struct Plan {
     pub chunk: u32,
     /// Most rows of the class Few in one call.
     pub few: u32,
-    /// K: bytes of key/value pages and rings.
+    /// Pages of history that are backed by memory together.
+    pub slab_pages: u32,
+    /// K: bytes of key/value pages and rings when every sequence is full.
     pub kv_bytes: u64,
+    /// Bytes of history that one more position takes.
+    pub kv_bytes_per_position: u64,
     /// S: bytes of recurrent states.
     pub state_bytes: u64,
     /// X: the exact peak of the arena.
     pub workspace: RegionSizes,
     /// The rest of X: ids, positions and tables of a step's rows, at fixed addresses.
     pub row_bytes: u64,
-    /// Most bytes that may be reserved.
+    /// What is kept for H, the bytes of the process beyond all of these.
+    pub allowance: u64,
+    /// Most bytes that the process may hold.
     pub guard: u64,
     /// Most tokens drafted ahead by the model's predictor, 0 where nobody drafts.
     pub draft: u32,
@@ -96,9 +104,21 @@ impl Plan {
     pub fn resident_bytes(&self) -> u64 {
         self.weights.iter().filter(|w| w.residency != Residency::Leased).map(|w| w.bytes).sum()
     }
+    /// X.
+    pub fn workspace_bytes(&self) -> u64 {
+        [self.workspace.step, self.workspace.carry, self.row_bytes].into_iter().fold(0, u64::saturating_add)
+    }
     /// W + K + S + X.
+    pub fn reserved_bytes(&self) -> u64 {
+        let parts = [self.resident_bytes(), self.kv_bytes, self.state_bytes, self.workspace_bytes()];
+        parts.into_iter().fold(0, u64::saturating_add)
+    }
+    /// W + K + S + X + H.
     pub fn total_bytes(&self) -> u64 {
-        let x = self.workspace.step + self.workspace.carry + self.row_bytes;
-        self.resident_bytes() + self.kv_bytes + self.state_bytes + x
+        self.reserved_bytes().saturating_add(self.allowance)
+    }
+    /// Whether it stays within its limit.
+    pub fn fits(&self) -> bool {
+        self.total_bytes() <= self.guard
     }
 }

@@ -2,6 +2,7 @@
 
 use checkpoint::DType;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use engine::Context;
 use snug::quantize::{Rule, parse_type};
 use std::path::PathBuf;
 
@@ -44,15 +45,26 @@ pub enum Command {
     List(ListArgs),
     /// Measure how fast a model reads and answers
     Bench(BenchArgs),
+    /// Say what fits, before anything is loaded
+    Plan(PlanArgs),
+    /// Measure what a format of history costs in quality
+    Perplexity(PerplexityArgs),
 }
 
 /// How a model is run: the same for every command that computes.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Running")]
 pub struct On {
-    /// Positions of prompt and answer together [default: the model's, at most 65536, less if memory is short]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub context: Option<u32>,
+    /// Most memory that the process may hold, such as 6GiB [default: what control groups allow and the system can spare]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub memory: Option<u64>,
+    /// Positions of prompt and answer together; `max` is as many as fit
+    /// [default: the model's, at most 65536, less if memory is short]
+    #[arg(long, value_name = "N|max", value_parser = context)]
+    pub context: Option<Context>,
+    /// Sequences at a time that there is room for
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub parallel: u32,
     /// Threads that compute [default: one for each core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
@@ -408,6 +420,53 @@ pub struct BenchArgs {
     pub on: On,
 }
 
+/// `snug plan`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Counts bytes with a dry run of the model; no weight is read. How long things will take is forecast from what
+`snug doctor` measured.
+
+Examples:
+  snug plan smollm2
+  snug plan model.gguf --memory 6GiB --context max
+  snug plan model.gguf --context 32768 --parallel 4 --json"
+)]
+pub struct PlanArgs {
+    #[arg(help = MODEL_HELP)]
+    pub model: Option<String>,
+    /// Print one JSON object; sizes are bytes
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub on: On,
+}
+
+/// `snug perplexity`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Reads a text in windows of --context positions, with the history in the format of --kv and, side by side, in bf16
+(f32 for f32 weights), and compares what the model says after every position.
+
+Examples:
+  snug perplexity -f book.txt
+  snug perplexity smollm2 -f book.txt --kv f32 --context 2048 --json"
+)]
+pub struct PerplexityArgs {
+    #[arg(help = MODEL_HELP)]
+    pub model: Option<String>,
+    /// The text, UTF-8
+    #[arg(short, long, value_name = "FILE")]
+    pub file: PathBuf,
+    /// Only the first N tokens of it
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pub tokens: Option<u32>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub on: On,
+}
+
 /// Token ids as typed: separated by commas or spaces, brackets allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ids(pub Vec<u32>);
@@ -417,6 +476,36 @@ fn ids(s: &str) -> Result<Ids, String> {
     let words = inner.split([',', ' ', '\n']).map(str::trim).filter(|w| !w.is_empty());
     let one = |w: &str| w.parse().map_err(|_| format!("'{w}' is not a token id"));
     words.map(one).collect::<Result<_, _>>().map(Ids)
+}
+
+fn context(s: &str) -> Result<Context, String> {
+    match s {
+        "max" => Ok(Context::Most),
+        n => match n.parse::<u32>() {
+            Ok(n) if n > 0 => Ok(Context::Exactly(n)),
+            _ => Err("it must be a number of positions, or max".into()),
+        },
+    }
+}
+
+/// Bytes as typed: a number, whole or with a fraction, and a unit (KiB, MiB, GiB, TiB, or K, M, G, T for the same).
+fn size(s: &str) -> Result<u64, String> {
+    let like = || "it must look like 6GiB, 512MiB or a number of bytes".to_string();
+    let digits = s.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(s.len());
+    let (number, unit) = s.split_at(digits);
+    let shift = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        _ => return Err(like()),
+    };
+    if let Ok(n) = number.parse::<u64>() {
+        return n.checked_mul(1 << shift).filter(|n| *n > 0).ok_or_else(like);
+    }
+    let n = number.parse::<f64>().map_err(|_| like())? * (1u64 << shift) as f64;
+    if n >= 1.0 && n < u64::MAX as f64 { Ok(n as u64) } else { Err(like()) }
 }
 
 fn key_value(s: &str) -> Result<(String, String), String> {
@@ -473,6 +562,21 @@ mod tests {
         assert!(ids("").unwrap().0.is_empty());
         assert!(ids("1,x").unwrap_err().contains("'x'"));
         assert!(ids("-1").is_err() && ids("4294967296").is_err());
+    }
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        assert_eq!(size("6GiB").unwrap(), 6 << 30);
+        assert_eq!((size("1.5g").unwrap(), size("512 MiB").unwrap(), size("77").unwrap()), (3 << 29, 512 << 20, 77));
+        for bad in ["", "GiB", "-1", "6GB", "0", "0.0", "1e3", "99999999999T", "1.2.3M", "nan"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_context_is_a_number_or_the_most() {
+        assert_eq!((context("max"), context("4096")), (Ok(Context::Most), Ok(Context::Exactly(4096))));
+        assert!(context("0").is_err() && context("many").is_err() && context("4294967296").is_err());
     }
 
     #[test]

@@ -104,6 +104,7 @@ fn fold(text: &str) -> String {
 fn is_users(e: &anyhow::Error) -> bool {
     e.chain().any(|c| {
         c.is::<Usage>()
+            || c.is::<memory::OverBudget>()
             || c.is::<snug::synth::Wrong>()
             || c.downcast_ref().is_some_and(of_engine)
             || c.downcast_ref().is_some_and(of_model)
@@ -117,7 +118,8 @@ fn of_engine(e: &engine::Error) -> bool {
     use engine::Error as E;
     match e {
         E::BadParameter { .. } | E::PromptTooLong { .. } | E::EmptyPrompt | E::BadToken { .. } => true,
-        E::NoTokenizer(_) | E::Refused(_) => true,
+        E::NoTokenizer(_) | E::Refused(_) | E::OverBudget(_) | E::TooShort(_) => true,
+        E::State(state::Error::OverBudget(_)) | E::Weights(weights::Error::OverBudget(_)) => true,
         E::Checkpoint(e) => of_file(e),
         E::Text(e) => of_text(e),
         E::Model(e) => of_model(e),

@@ -5,9 +5,11 @@ use crate::output::{bytes, note};
 use crate::progress::Bar;
 use crate::resolve;
 use device::{CpuOptions, Isa};
+use engine::machine::{Budget, Sight};
 use engine::open::{On, Opened};
-use engine::{Ask, Model, OpenOptions, machine};
-use memory::KvFormat;
+use engine::plan::DEFAULT_CONTEXT;
+use engine::{Ask, Context, Model, OpenOptions};
+use memory::{Class, KvFormat, KvSpec, TierUsage};
 
 /// Opens and loads a model. `logit_rows` is how many rows of logits a prefill may be asked for at once.
 pub fn load(model: Option<&str>, on: &args::On, logit_rows: u32, verbose: bool) -> anyhow::Result<Model> {
@@ -20,24 +22,55 @@ pub fn options(on: &args::On, logit_rows: u32) -> anyhow::Result<OpenOptions> {
     Ok(OpenOptions { ask: ask(on, logit_rows), on: backend(on)?, profile: None })
 }
 
-/// Loads what was opened.
+/// What this process may hold: `--memory`, or less where there is less, or what there is.
+pub fn budget(on: &args::On) -> Budget {
+    Sight::now().budget(on.memory)
+}
+
+/// Loads what was opened. What was decided and nobody asked for is said.
 pub fn place(opened: Opened, how: &OpenOptions, verbose: bool) -> anyhow::Result<Model> {
     let mut bar = Bar::bytes("loading");
     let mut model = Model::load(opened, how, &mut |p| bar.at(p.done, p.total))?;
     bar.clear();
+    if let Some(less) = less(how.ask.context, model.exec.plan().context, model.exec.family().spec().context) {
+        note(format_args!("note: {less}"));
+    }
     if verbose {
         describe(&mut model);
     }
     Ok(model)
 }
 
+/// What to say where memory made the context shorter than it would have been.
+pub fn less(asked: Context, context: u32, model: u32) -> Option<String> {
+    let usual = model.min(DEFAULT_CONTEXT);
+    let shorter = asked == Context::Usual && context < usual;
+    shorter.then(|| format!("the context is {context} positions, not {usual}: no more fit in memory (see `snug plan`)"))
+}
+
+/// What memory is used for, and what the process was seen to hold.
+pub fn say_memory(u: &TierUsage) {
+    let of = |c: Class| bytes(u.by_class.get(&c).copied().unwrap_or(0));
+    note(format_args!(
+        "memory: weights {}, history {}, states {}, workspace {}; beside them {} of {} allowed for; most seen {} of {}",
+        of(Class::Weights),
+        of(Class::Kv),
+        of(Class::State),
+        of(Class::Workspace),
+        bytes(u.most_beyond),
+        bytes(u.allowance),
+        bytes(u.most_seen),
+        bytes(u.guard)
+    ));
+}
+
 fn ask(on: &args::On, logit_rows: u32) -> Ask {
     let kv = on.kv.map(|k| match k {
-        args::Kv::F32 => KvFormat::F32,
-        args::Kv::Bf16 => KvFormat::Bf16,
+        args::Kv::F32 => KvSpec::of(KvFormat::F32),
+        args::Kv::Bf16 => KvSpec::of(KvFormat::Bf16),
     });
-    let guard = machine::available_memory().unwrap_or(u64::MAX);
-    Ask { context: on.context, kv, logit_rows, guard, ..Ask::default() }
+    let context = on.context.unwrap_or_default();
+    Ask { context, parallel: on.parallel, kv, logit_rows, guard: budget(on).bytes, ..Ask::default() }
 }
 
 fn backend(on: &args::On) -> anyhow::Result<On> {
@@ -63,10 +96,13 @@ fn describe(m: &mut Model) {
         m.name, spec.arch, caps.name, caps.isa, caps.threads, plan.context, spec.context
     ));
     note(format_args!(
-        "weights {}, history {}, states {}, workspace {}",
+        "planned: weights {}, history {} when full, states {}, workspace {}, the process itself {}: {} of {}",
         bytes(plan.resident_bytes()),
         bytes(plan.kv_bytes),
         bytes(plan.state_bytes),
-        bytes(plan.workspace.step + plan.workspace.carry)
+        bytes(plan.workspace_bytes()),
+        bytes(plan.allowance),
+        bytes(plan.total_bytes()),
+        bytes(plan.guard)
     ));
 }

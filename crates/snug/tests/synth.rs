@@ -3,7 +3,7 @@
 mod common;
 
 use common::{snug, str};
-use engine::{Ask, Model, OpenOptions, Wanted};
+use engine::{Ask, Context, Model, OpenOptions, Wanted};
 use snug::quantize::parse_type;
 use snug::synth::{Format, Options, Report, Resize, Stopped, synth};
 use std::path::Path;
@@ -28,7 +28,7 @@ fn write(out: &Path, how: &Options) -> Report {
 }
 
 fn logits(path: &Path) -> Vec<f32> {
-    let ask = Ask { logit_rows: 64, context: Some(128), ..Ask::default() };
+    let ask = Ask { logit_rows: 64, context: Context::Exactly(128), ..Ask::default() };
     let mut m = Model::open(path.to_path_buf(), &OpenOptions { ask, ..OpenOptions::default() }, &mut |_| {}).unwrap();
     let seq = m.exec.open().unwrap();
     m.exec.prefill(seq, &[72, 101, 108, 108, 111, 33], Wanted::All, &AtomicBool::new(false), &mut |_| {}).unwrap()

@@ -104,6 +104,10 @@ impl Pending {
     pub fn is(&self, a: &Append) -> bool {
         std::ptr::eq(self.token.as_ptr(), Arc::as_ptr(&a.token))
     }
+    /// Pages that the spans need beyond those of their sequences.
+    pub fn pages_wanted(spans: &[Span], seqs: &Sequences) -> Result<u32> {
+        spans.iter().try_fold(0u32, |n, s| Ok(n.saturating_add(Held::pages_wanted(s, seqs.get(s.seq)?))))
+    }
     /// Takes what the spans need, or nothing. The spans are known to fit the limits.
     pub fn take(spans: &[Span], class: RowClass, seqs: &Sequences, room: &mut Room) -> Result<(Append, Pending)> {
         let token = Arc::new(());
@@ -187,7 +191,7 @@ impl Held {
     fn take(s: &Span, class: RowClass, seqs: &Sequences, room: &mut Room) -> Result<Held> {
         let seq = seqs.get(s.seq)?;
         let rows = s.ids.len() as u32;
-        let pages = room.take_pages(pages_for(seq.len + rows) - seq.pages.len() as u32)?;
+        let pages = room.take_pages(Self::pages_wanted(s, seq))?;
         let wanted = match class {
             _ if room.slots.total() == 0 => 0,
             RowClass::Few => rows,
@@ -200,6 +204,9 @@ impl Held {
                 Err(e)
             }
         }
+    }
+    fn pages_wanted(s: &Span, seq: &Sequence) -> u32 {
+        pages_for(seq.len.saturating_add(s.ids.len() as u32)).saturating_sub(seq.pages.len() as u32)
     }
     fn values(&self, seq: &Sequence) -> SpanValues {
         SpanValues {

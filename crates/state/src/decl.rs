@@ -63,12 +63,14 @@ pub struct Limits {
     pub rows: u32,
     /// Most rows of class Few in one append.
     pub few: u32,
+    /// Pages that are backed by memory together: see [`slab_pages`].
+    pub slab_pages: u32,
 }
 
-/// Bytes that a [`State`](crate::State) reserves.
+/// Bytes that a [`State`](crate::State) reserves when it is full.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bytes {
-    /// K: pages and rings.
+    /// K: pages and rings. Rings are there from the start, pages as sequences grow.
     pub kv: u64,
     /// S: recurrent states.
     pub state: u64,
@@ -108,13 +110,36 @@ impl Limits {
         that(index(self.rows as u64), "an append must be able to have 1 to 2^31 - 1 rows")?;
         that(index(self.few as u64), "an append must be able to have 1 to 2^31 - 1 rows of class Few")?;
         let pages = self.pages_per_seq() as u64 * self.parallel as u64;
+        that(index(self.slab_pages as u64), "a slab must have 1 to 2^31 - 1 pages")?;
         that(index(pages), "the contexts of all sequences together need more than 2^31 - 1 pages")?;
         let slots = self.parallel as u64 + self.few.max(self.parallel) as u64;
         that(index(slots), "there would be more than 2^31 - 1 recurrent slots")
     }
 }
 
+/// Bytes of a slab, about.
+const SLAB: u64 = 16 << 20;
+
+/// Pages of a slab for these streams: about 16 MiB over all layers, one page at least.
+pub fn slab_pages(decls: &[Decl]) -> u32 {
+    let page: u64 = decls.iter().filter_map(|d| d.stream.history_page()).fold(0, u64::saturating_add);
+    (SLAB / page.max(1)).clamp(1, 1 << 16) as u32
+}
+
+/// Bytes of history that one more position takes, without what fills pages up to whole blocks of a disk.
+pub fn position_bytes(decls: &[Decl]) -> u64 {
+    let one = |s: &Stream| match *s {
+        Stream::History { heads, d, fmt } => product(&[2, heads as u64, fmt.vector_bytes(d)]),
+        Stream::Ring { .. } | Stream::Recurrent { .. } => 0,
+    };
+    decls.iter().map(|d| one(&d.stream)).fold(0, u64::saturating_add)
+}
+
 impl Stream {
+    /// Bytes of one layer-page of a history.
+    pub(crate) fn history_page(&self) -> Option<u64> {
+        if matches!(self, Stream::History { .. }) { self.page_bytes() } else { None }
+    }
     /// Bytes a row at position `len - 1` reads of this layer: keys and values up to itself, or one state and its window.
     pub fn read_bytes(&self, len: u32) -> u64 {
         let vectors =
@@ -205,4 +230,10 @@ pub(crate) fn bytes(decls: &[Decl], l: &Limits) -> Bytes {
         b.state = d.stream.rec_bytes(l).into_iter().fold(b.state, u64::saturating_add);
     }
     b
+}
+
+/// Bytes of all rings.
+pub(crate) fn ring_bytes(decls: &[Decl], l: &Limits) -> u64 {
+    let rings = decls.iter().filter(|d| matches!(d.stream, Stream::Ring { .. }));
+    rings.map(|d| d.stream.kv_bytes(l)).fold(0, u64::saturating_add)
 }

@@ -14,7 +14,7 @@ impl State {
     /// The values of a position depend on seed, layer and position alone, so filling in pieces gives the same history.
     ///
     /// # Errors
-    /// [`Error::NotOpen`], [`Error::ContextFull`], [`Error::NoRoom`]; [`Error::Pending`] while an append is under way;
+    /// [`Error::NotOpen`], [`Error::ContextFull`], [`Error::NoRoom`], [`Error::OverBudget`]; [`Error::Pending`] while an append is under way;
     /// what the device says to writes. The sequence is as long as before then.
     pub fn fill(&mut self, dev: &mut dyn Device, seq: SeqId, n: u32, seed: u64) -> Result<()> {
         self.settle()?;
@@ -28,6 +28,7 @@ impl State {
         // No op runs, so neither the limits of an append's rows nor its arrays matter.
         let ids = vec![0; n as usize];
         let spans = [Span { seq, ids: &ids }];
+        self.grow(dev, &spans)?;
         let (_append, pending) = Pending::take(&spans, RowClass::Many, &self.seqs, &mut self.room)?;
         match self.write(dev, &pending, &spans, len..len + n, seed) {
             Ok(()) => {

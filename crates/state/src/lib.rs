@@ -1,7 +1,9 @@
 //! What a sequence owns: KV pages, rings, recurrent states. No scheduling.
 //!
-//! A model declares one [`Stream`] per layer; [`State`] reserves and allocates the memory of all of them once, for the
-//! life of the plan, and hands parts of it to sequences. There is one way to change what a sequence holds, for every
+//! A model declares one [`Stream`] per layer; [`State`] hands parts of their memory to sequences. Rings and recurrent
+//! states are allocated once, for the life of the plan. Pages of history have their addresses from the start and their
+//! memory as sequences grow, slab by slab, each paid for in the ledger; slabs without an owned page can be
+//! [let go](State::trim). There is one way to change what a sequence holds, for every
 //! kind of stream:
 //!
 //! ```text
@@ -32,7 +34,7 @@ mod table;
 mod tests;
 
 pub use append::{Append, PART_ROWS, Span};
-pub use decl::{Bytes, Decl, Limits, Stream};
+pub use decl::{Bytes, Decl, Limits, Stream, position_bytes, slab_pages};
 pub use error::{Error, Result};
 pub use sequence::SeqId;
 pub use store::State;

@@ -14,7 +14,10 @@ pub(crate) struct Room {
 
 impl Room {
     pub fn new(l: &Limits, recurrent: bool) -> Self {
-        Room { pages: PagePool::new(l.pages()), slots: Slots::new(if recurrent { l.rec_slots() } else { 0 }) }
+        Room {
+            pages: PagePool::new(l.pages(), l.slab_pages),
+            slots: Slots::new(if recurrent { l.rec_slots() } else { 0 }),
+        }
     }
     pub fn take_pages(&mut self, n: u32) -> Result<Vec<PageId>> {
         let full = Error::NoRoom { what: "pages", asked: n, free: self.pages.free() };

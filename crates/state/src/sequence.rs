@@ -1,7 +1,7 @@
 //! Open sequences, by generational id.
 
 use crate::error::{Error, Result};
-use memory::{PageId, SlotId, Slots};
+use memory::{PageId, Promise, SlotId, Slots};
 
 /// A sequence of one [`State`](crate::State). The id of a closed sequence is an error, never another sequence.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
@@ -27,6 +27,8 @@ pub(crate) struct Sequence {
     pub pages: Vec<PageId>,
     /// Slot of the recurrent state after position `len - 1`; none for a sequence that has no past.
     pub rec: Option<SlotId>,
+    /// What keeps its pages' bytes free until it needs them.
+    _promise: Option<Promise>,
 }
 
 /// All places for sequences.
@@ -40,11 +42,15 @@ impl Sequences {
     pub fn new(most: u32) -> Self {
         Sequences { places: Slots::new(most), held: (0..most).map(|_| None).collect(), serials: 0 }
     }
-    pub fn open(&mut self) -> Result<SeqId> {
+    /// `promise` sees whether this is the first open sequence.
+    pub fn open(&mut self, promise: impl FnOnce(bool) -> Result<Promise>) -> Result<SeqId> {
         let full = Error::NoRoom { what: "sequences", asked: 1, free: 0 };
+        let first = self.iter().next().is_none();
         let SlotId(place) = self.places.take().ok_or(full)?;
+        let promised = promise(first).inspect_err(|_| self.places.give(SlotId(place)))?;
         self.serials += 1;
-        self.held[place as usize] = Some(Sequence { serial: self.serials, ..Sequence::default() });
+        let new = Sequence { serial: self.serials, _promise: Some(promised), ..Sequence::default() };
+        self.held[place as usize] = Some(new);
         Ok(SeqId { place, serial: self.serials })
     }
     pub fn get(&self, id: SeqId) -> Result<&Sequence> {

@@ -3,11 +3,11 @@
 use crate::append::{Append, Pending, Span};
 use crate::decl::{self, Bytes, Decl, Limits};
 use crate::error::{Error, Result};
-use crate::layers::Layers;
+use crate::layers::{Layers, Made};
 use crate::room::Room;
 use crate::sequence::{SeqId, Sequences};
 use crate::table::Tables;
-use device::{Buf, Device, RecView, RowClass, Rows, StreamView, View};
+use device::{Device, RecView, RowClass, Rows, StreamView, View};
 use memory::{Class, Ledger, Reservation, Tier};
 use std::collections::HashSet;
 use std::ops::Range;
@@ -22,16 +22,19 @@ pub struct State {
     pub(crate) room: Room,
     tables: Tables,
     pending: Option<Pending>,
-    allocs: Vec<Buf>,
+    made: Made,
+    /// Pays for slabs as they come.
+    ledger: Ledger,
 }
 
 impl State {
-    /// What [`new`](Self::new) reserves, to the byte.
+    /// What a full state holds, to the byte. Pages of history come and go; all else is there from the start.
     pub fn bytes(decls: &[Decl], limits: Limits) -> Bytes {
         decl::bytes(decls, &limits)
     }
 
-    /// Reserves and allocates the memory of these streams, for the life of the plan.
+    /// Reserves and allocates the memory of rings, states and row arrays, for the life of the plan, and addresses for
+    /// histories, whose pages `ledger` is asked to pay for when sequences need them.
     ///
     /// # Errors
     /// [`Error::Decl`] and [`Error::Limits`] for streams and limits that cannot be, [`Error::OverBudget`], and what
@@ -40,30 +43,36 @@ impl State {
         decl::check(decls, &limits)?;
         let bytes = Self::bytes(decls, limits);
         // The one tier there is while every device's memory is the host's.
-        let reserve = |class, who, n| ledger.reserve(Tier::Host, class, who, n);
-        let kv = reserve(Class::Kv, "key/value pages", bytes.kv)?;
+        let reserve = |class, who, n| ledger.reserve_planned(Tier::Host, class, who, n);
+        let rings = reserve(Class::Kv, "key/value rings", decl::ring_bytes(decls, &limits))?;
         let state = reserve(Class::State, "recurrent states", bytes.state)?;
         let rows = reserve(Class::Workspace, "row arrays", bytes.rows)?;
-        let mut allocs = Vec::new();
-        Self::build(decls, limits, [kv, state, rows], dev, &mut allocs).inspect_err(|_| {
-            // The first error is the one to tell; a device that cannot free has nothing to add.
-            let _ = free_all(dev, &allocs);
-        })
+        let mut made = Made::default();
+        let built = Self::build(decls, limits, [rings, state, rows], dev, &mut made);
+        match built {
+            Ok((layers, tables)) => {
+                let (seqs, room) = (Sequences::new(limits.parallel), Room::new(&limits, layers.recurrent()));
+                Ok(State { limits, layers, seqs, room, tables, pending: None, made, ledger: ledger.clone() })
+            }
+            Err(e) => {
+                // The first error is the one to tell; a device that cannot free has nothing to add.
+                let _ = free_all(dev, &made);
+                Err(e)
+            }
+        }
     }
 
     fn build(
         decls: &[Decl],
         limits: Limits,
-        [kv, state, rows]: [Reservation; 3],
+        [rings, state, rows]: [Reservation; 3],
         dev: &mut dyn Device,
-        allocs: &mut Vec<Buf>,
-    ) -> Result<Self> {
-        let layers = Layers::new(decls, &limits, kv, state, dev, allocs)?;
+        made: &mut Made,
+    ) -> Result<(Layers, Tables)> {
+        let layers = Layers::new(decls, &limits, rings, state, dev, made)?;
         let arrays = dev.alloc(rows)?;
-        allocs.push(arrays);
-        let tables = Tables::new(arrays, &limits)?;
-        let (seqs, room) = (Sequences::new(limits.parallel), Room::new(&limits, layers.recurrent()));
-        Ok(State { limits, layers, seqs, room, tables, pending: None, allocs: std::mem::take(allocs) })
+        made.allocs.push(arrays);
+        Ok((layers, Tables::new(arrays, &limits)?))
     }
 
     /// Gives all memory back to the device it came from.
@@ -71,7 +80,35 @@ impl State {
     /// # Errors
     /// What the device says; it is asked to free everything in any case.
     pub fn free(self, dev: &mut dyn Device) -> Result<()> {
-        free_all(dev, &self.allocs)
+        free_all(dev, &self.made)
+    }
+
+    /// Backs the slabs that the spans' new pages need. Slabs that were backed before a refusal stay, idle, until
+    /// [`trim`](Self::trim). Where the pool has not so many pages at all, taking them says so.
+    pub(crate) fn grow(&mut self, dev: &mut dyn Device, spans: &[Span]) -> Result<()> {
+        let wanted = Pending::pages_wanted(spans, &self.seqs)?;
+        for slab in self.room.pages.missing(wanted).unwrap_or_default() {
+            let pages = self.room.pages.pages_of(slab);
+            let bytes = self.layers.page_bytes(pages.len() as u32);
+            let paid = self.ledger.reserve_promised(Tier::Host, Class::Kv, "key/value pages", bytes)?;
+            self.layers.commit(dev, &pages, paid)?;
+            self.room.pages.back(slab);
+        }
+        Ok(())
+    }
+
+    /// Lets slabs go in which no page is owned, the highest first, all but `keep` of them.
+    ///
+    /// # Errors
+    /// What the device says; its slab may not be used again then.
+    pub fn trim(&mut self, dev: &mut dyn Device, keep: u32) -> Result<()> {
+        let idle = self.room.pages.idle();
+        for &slab in &idle[..idle.len().saturating_sub(keep as usize)] {
+            // Out of the pool first, so that a device that fails half-way costs room and never a wrong page.
+            self.room.pages.unback(slab);
+            self.layers.release(dev, &self.room.pages.pages_of(slab))?;
+        }
+        Ok(())
     }
 
     /// What the memory is laid out for.
@@ -79,12 +116,14 @@ impl State {
         self.limits
     }
 
-    /// A sequence without positions.
+    /// A sequence without positions, which may grow to the context: the ledger promises the bytes of its pages.
     ///
     /// # Errors
-    /// [`Error::NoRoom`] when as many as planned are open.
+    /// [`Error::NoRoom`] when as many as planned are open, [`Error::OverBudget`] where the ledger cannot promise so much
+    /// beside other sequences.
     pub fn open(&mut self) -> Result<SeqId> {
-        self.seqs.open()
+        let bytes = self.layers.page_bytes(self.limits.pages_per_seq());
+        self.seqs.open(|first| Ok(self.ledger.promise(Tier::Host, Class::Kv, "a sequence's pages", bytes, first)?))
     }
 
     /// Gives back everything a sequence owns. Its id is an error from then on.
@@ -115,10 +154,12 @@ impl State {
     ///
     /// # Errors
     /// [`Error::Empty`], [`Error::Twice`], [`Error::TooManyRows`], [`Error::NotOpen`], [`Error::ContextFull`],
-    /// [`Error::NoRoom`]; [`Error::Pending`] while another append is under way; what the device says to writes.
+    /// [`Error::NoRoom`], [`Error::OverBudget`] where the ledger cannot pay for more pages; [`Error::Pending`] while
+    /// another append is under way; what the device says to writes.
     pub fn reserve(&mut self, dev: &mut dyn Device, class: RowClass, spans: &[Span]) -> Result<Append> {
         self.settle()?;
         self.check(class, spans)?;
+        self.grow(dev, spans)?;
         let (append, pending) = Pending::take(spans, class, &self.seqs, &mut self.room)?;
         let shown = pending.values(spans, &self.seqs).and_then(|v| self.tables.upload(dev, &v));
         if let Err(e) = shown {
@@ -256,7 +297,8 @@ impl State {
     }
 }
 
-fn free_all(dev: &mut dyn Device, allocs: &[Buf]) -> Result<()> {
-    let freed: Vec<_> = allocs.iter().map(|&b| dev.free(b)).collect();
-    freed.into_iter().try_for_each(|r| r.map(drop)).map_err(Error::Device)
+fn free_all(dev: &mut dyn Device, made: &Made) -> Result<()> {
+    let freed: Vec<_> = made.allocs.iter().map(|&b| dev.free(b).map(drop)).collect();
+    let ranges: Vec<_> = made.ranges.iter().map(|&b| dev.free_range(b)).collect();
+    freed.into_iter().chain(ranges).collect::<device::Result<()>>().map_err(Error::Device)
 }

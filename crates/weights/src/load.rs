@@ -190,7 +190,7 @@ impl Loader<'_> {
     }
 
     fn pay(&self, bytes: u64) -> Result<Reservation> {
-        Ok(self.ledger.reserve(Tier::Host, Class::Weights, "weights", bytes)?)
+        Ok(self.ledger.reserve_planned(Tier::Host, Class::Weights, "weights", bytes)?)
     }
 
     fn alloc(&mut self, bytes: u64) -> Result<Buf> {

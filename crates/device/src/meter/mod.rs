@@ -15,6 +15,8 @@ pub struct Meter {
     caps: Caps,
     arena: Arena,
     held: HashMap<AllocId, Reservation>,
+    /// What pays for the parts of ranges, by (allocation, offset).
+    parts: HashMap<(AllocId, u64), Reservation>,
     next: u32,
     graph: bool,
 }
@@ -23,7 +25,15 @@ impl Meter {
     /// Counts for a backend with this scratch function and these caps.
     pub fn new(scratch: ScratchFn, caps: Caps) -> Self {
         let next = Arena::FIRST_FREE_ID;
-        Meter { scratch, caps, arena: Arena::unbounded(), held: HashMap::new(), next, graph: false }
+        Meter {
+            scratch,
+            caps,
+            arena: Arena::unbounded(),
+            held: HashMap::new(),
+            parts: HashMap::new(),
+            next,
+            graph: false,
+        }
     }
     /// A handle to bytes that nobody holds: what weights look like before they are read.
     pub fn imagine(&mut self, bytes: u64) -> Buf {
@@ -51,6 +61,28 @@ impl Device for Meter {
     fn free(&mut self, b: Buf) -> Result<Reservation> {
         outside_graph(self, "free")?;
         self.held.remove(&b.alloc).ok_or(Error::BadBuf)
+    }
+    fn reserve_range(&mut self, bytes: u64) -> Result<Buf> {
+        outside_graph(self, "reserve_range")?;
+        Ok(self.imagine(bytes))
+    }
+    fn commit_range(&mut self, part: Buf, r: Reservation) -> Result<()> {
+        outside_graph(self, "commit_range")?;
+        let fresh = !self.parts.contains_key(&(part.alloc, part.off));
+        if r.bytes() != part.len || !fresh {
+            return Err(Error::BadBuf);
+        }
+        self.parts.insert((part.alloc, part.off), r);
+        Ok(())
+    }
+    fn release_range(&mut self, part: Buf) -> Result<Reservation> {
+        outside_graph(self, "release_range")?;
+        self.parts.remove(&(part.alloc, part.off)).ok_or(Error::BadBuf)
+    }
+    fn free_range(&mut self, b: Buf) -> Result<()> {
+        outside_graph(self, "free_range")?;
+        self.parts.retain(|(alloc, _), _| *alloc != b.alloc);
+        Ok(())
     }
     fn borrow(&mut self, bytes: &'static [u8]) -> Option<Buf> {
         Some(self.imagine(bytes.len() as u64))

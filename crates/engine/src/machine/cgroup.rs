@@ -18,6 +18,38 @@ pub struct Limit {
 /// Version 1 writes "no limit" as the largest multiple of a page below 2^63; nothing near it is a limit.
 const UNLIMITED: u64 = 1 << 62;
 
+/// A group with a limit, and what is used of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// The limit.
+    pub limit: Limit,
+    /// Bytes that all processes of the group hold, without the page cache, which gives way.
+    pub used: u64,
+}
+
+/// The limits that hold for this process, and how much of each is used; `read` gives the text of a file, or nothing.
+pub fn limited(groups: &str, mounts: &str, read: &dyn Fn(&Path) -> Option<String>) -> Vec<Group> {
+    let with_use = |limit: Limit| {
+        let used = limit.file.parent().map_or(0, |dir| used(dir, read));
+        Group { limit, used }
+    };
+    limits(groups, mounts, read).into_iter().map(with_use).collect()
+}
+
+/// Use of the group at `dir`: `memory.current` or `memory.usage_in_bytes`, less the files among it (`memory.stat`; in
+/// version 1 the lines with `total_`, which count the groups below as the use does).
+fn used(dir: &Path, read: &dyn Fn(&Path) -> Option<String>) -> u64 {
+    let number = |name: &str| read(&dir.join(name)).and_then(|t| t.trim().parse::<u64>().ok());
+    let stat = read(&dir.join("memory.stat")).unwrap_or_default();
+    let field = |name: &str| {
+        let mut lines = stat.lines().filter_map(|l| l.split_once(' '));
+        lines.find(|(k, _)| *k == name).and_then(|(_, v)| v.trim().parse::<u64>().ok())
+    };
+    let files = |kind: &str| field(&format!("total_{kind}")).or_else(|| field(kind)).unwrap_or(0);
+    let all = number("memory.current").or_else(|| number("memory.usage_in_bytes")).unwrap_or(0);
+    all.saturating_sub(files("inactive_file")).saturating_sub(files("active_file"))
+}
+
 /// The limits that hold for this process; `read` gives the text of a file, or nothing.
 pub fn limits(groups: &str, mounts: &str, read: &dyn Fn(&Path) -> Option<String>) -> Vec<Limit> {
     let mut all = Vec::new();
@@ -126,6 +158,30 @@ mod tests {
         assert_eq!(of("0::/docker/abc/in", mounts, &files), [at("in/memory.max", 5), at("memory.max", 7)]);
         assert_eq!(of("0::/elsewhere", mounts, &files), [at("memory.max", 7)]);
         assert_eq!(of("0::/docker/abc/../../x", mounts, &files), [at("memory.max", 7)]);
+    }
+
+    #[test]
+    fn use_is_what_is_held_without_the_page_cache() {
+        let files: HashMap<PathBuf, &str> = [
+            ("/m/a/memory.limit_in_bytes", "1000"),
+            ("/m/a/memory.usage_in_bytes", "700"),
+            (
+                "/m/a/memory.stat",
+                "cache 1\ninactive_file 5\nactive_file 6\ntotal_inactive_file 100\ntotal_active_file 50\n",
+            ),
+            ("/m/memory.limit_in_bytes", "2000"),
+            ("/u/a/memory.max", "max"),
+            ("/u/a/memory.high", "900"),
+            ("/u/a/memory.current", "400"),
+            ("/u/a/memory.stat", "anon 300\ninactive_file 60\nactive_file 40\n"),
+        ]
+        .into_iter()
+        .map(|(p, t)| (PathBuf::from(p), t))
+        .collect();
+        let mounts = "1 1 0:1 / /m rw - cgroup cgroup rw,memory\n2 1 0:2 / /u rw - cgroup2 cgroup2 rw\n";
+        let found = limited("4:memory:/a\n0::/a\n", mounts, &|p| files.get(p).map(|t| t.to_string()));
+        let found: Vec<_> = found.into_iter().map(|g| (g.limit.bytes, g.used)).collect();
+        assert_eq!(found, [(1000, 550), (2000, 0), (900, 300)]);
     }
 
     #[test]

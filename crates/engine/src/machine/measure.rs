@@ -1,6 +1,6 @@
 //! Measuring a machine: what `snug doctor` does.
 
-use super::cgroup::{self, Limit};
+use super::cgroup::{self, Group, Limit};
 use super::profile::{CpuFacts, MachineProfile, MemoryFacts, VERSION, date};
 use super::{available_memory, disk, field_kib, linear, ram};
 use crate::error::Result;
@@ -110,9 +110,14 @@ fn memory() -> MemoryFacts {
 
 /// Limits of the control groups that this process is in.
 pub fn limits() -> Vec<Limit> {
+    groups().into_iter().map(|g| g.limit).collect()
+}
+
+/// The control groups with a limit that this process is in, with what is used of each.
+pub fn groups() -> Vec<Group> {
     let read = |p: &Path| std::fs::read_to_string(p).ok();
     let of = |p: &str| read(Path::new(p)).unwrap_or_default();
-    cgroup::limits(&of("/proc/self/cgroup"), &of("/proc/self/mountinfo"), &read)
+    cgroup::limited(&of("/proc/self/cgroup"), &of("/proc/self/mountinfo"), &read)
 }
 
 /// Names of NVIDIA GPUs by what the driver lists, else by their device files; nothing is asked of them.

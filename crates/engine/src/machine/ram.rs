@@ -16,9 +16,10 @@ pub fn measure(bytes: u64, most: u32, time: Duration) -> Vec<RamRate> {
 /// Bytes of a quick test: more than any cache holds.
 const QUICK: u64 = 5 << 28;
 
-/// How fast `threads` threads read 1.25 GiB, in 10^9 bytes a second. `None` where the system cannot spare twice that.
-pub fn read_gbps(threads: u32) -> Option<f64> {
-    if super::available_memory().is_some_and(|a| a < 2 * QUICK) {
+/// How fast `threads` threads read 1.25 GiB, in 10^9 bytes a second. `None` where the system cannot spare twice that, or
+/// `spare`, what the process may still take, is less.
+pub fn read_gbps(threads: u32, spare: u64) -> Option<f64> {
+    if spare < QUICK || super::available_memory().is_some_and(|a| a < 2 * QUICK) {
         return None;
     }
     with_weights(QUICK, |data| rate(data, threads.max(1), Duration::from_millis(700)).gbps)

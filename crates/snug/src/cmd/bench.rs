@@ -3,15 +3,15 @@
 use super::profile::{self, Costs};
 use crate::args::BenchArgs;
 use crate::fault::{Ended, usage};
-use crate::load::{options, place};
+use crate::load::{options, place, say_memory};
 use crate::output::{self, note};
 use crate::progress::Bar;
 use crate::resolve;
 use device::Profile;
 use engine::open::Opened;
 use engine::plan::{decode_weight_bytes, history_bytes};
-use engine::{Executor, Model, SeqId, Wanted, machine};
-use memory::KvFormat;
+use engine::{Context, Executor, Model, SeqId, Wanted, machine};
+use memory::KvSpec;
 use serde::Serialize;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -24,10 +24,13 @@ pub fn run(a: &BenchArgs, verbose: bool) -> anyhow::Result<Ended> {
     let mut how = options(&a.on, 1)?;
     how.profile = a.profile.then(Profile::default);
     let opened = Opened::open(resolve::source(a.model.as_deref())?)?;
-    how.ask.context = Some(context(a, opened.family.spec().context)?);
+    how.ask.context = context(a, opened.family.spec().context)?;
     let weight_bytes = decode_weight_bytes(opened.family.as_ref(), &opened.bounds);
     let mut model = place(opened, &how, verbose)?;
     let times = measure(&mut model.exec, a, how.profile.as_ref())?;
+    if verbose {
+        say_memory(&model.exec.usage());
+    }
     let costs = how.profile.map(|p| Costs::new(p.take(), times.prefill.iter().sum(), times.decode.iter().sum()));
     let report = Report { profile: costs, ..Report::new(&mut model, a, &times, weight_bytes) };
     if a.json {
@@ -40,16 +43,16 @@ pub fn run(a: &BenchArgs, verbose: bool) -> anyhow::Result<Ended> {
 }
 
 /// Positions to plan for.
-fn context(a: &BenchArgs, most: u32) -> anyhow::Result<u32> {
+fn context(a: &BenchArgs, most: u32) -> anyhow::Result<Context> {
     let needed = a.depth as u64 + a.prompt as u64 + a.generate as u64;
-    let context = a.on.context.unwrap_or(most);
+    let context = if let Some(Context::Exactly(n)) = a.on.context { n } else { most };
     if needed > context as u64 {
         return usage(format!(
             "--depth {}, --prompt {} and --gen {} are {needed} positions; the context is {context} (the model allows {most})",
             a.depth, a.prompt, a.generate
         ));
     }
-    Ok(a.on.context.unwrap_or(needed as u32))
+    Ok(a.on.context.unwrap_or(Context::Exactly(needed as u32)))
 }
 
 /// What each counted round took.
@@ -133,7 +136,7 @@ struct Report {
     device: &'static str,
     isa: String,
     threads: u32,
-    kv: Option<&'static str>,
+    kv: Option<String>,
     context: u32,
     prompt: u32,
     #[serde(rename = "gen")]
@@ -163,17 +166,15 @@ impl Report {
         let history = history_bytes(family, plan, a.depth + a.generate.div_ceil(2));
         let decode_tps = Spread::of(a.generate, &times.decode);
         let achieved = (weights + history) as f64 * decode_tps.median / 1e9;
-        let ram = machine::ram_read_gbps(caps.threads);
+        // Not a byte of it is the model's, so it may only take what the budget leaves.
+        let ram = machine::ram_read_gbps(caps.threads, m.exec.usage().free());
         Report {
             model: m.name.clone(),
             arch: family.spec().arch.clone(),
             device: caps.name,
             isa: caps.isa,
             threads: caps.threads,
-            kv: plan.kv.first().map(|k| match k.main {
-                KvFormat::F32 => "f32",
-                KvFormat::Bf16 => "bf16",
-            }),
+            kv: plan.kv.first().map(KvSpec::describe),
             context: plan.context,
             prompt: a.prompt,
             generate: a.generate,
@@ -199,7 +200,7 @@ impl Report {
             self.device,
             self.isa,
             self.threads,
-            self.kv.unwrap_or("nothing"),
+            self.kv.as_deref().unwrap_or("nothing"),
             self.context
         ))?;
         output::line(format_args!("{:<24} {:>10} {:>10} {:>10}", "tokens/s", "median", "min", "max"))?;

@@ -4,7 +4,7 @@ use super::answer;
 use crate::args::ChatArgs;
 use crate::fault::Ended;
 use crate::interrupt;
-use crate::load::load;
+use crate::load::{load, say_memory};
 use crate::output::{self, Stream, note};
 use crate::progress::Bar;
 use anyhow::Context;
@@ -63,6 +63,7 @@ fn say(m: &mut Model, c: &mut Conversation, text: &str, how: &Request, verbose: 
             }
             if verbose {
                 describe(&t);
+                say_memory(&m.exec.usage());
             }
             Ok(())
         }

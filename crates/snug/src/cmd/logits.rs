@@ -5,6 +5,7 @@ use crate::fault::Ended;
 use crate::load::load;
 use crate::{interrupt, output};
 use engine::{Ask, Error, Model, Wanted};
+use memory::{Class, Tier};
 use serde::Serialize;
 use weights::{Recorder, Visit, Visits};
 
@@ -16,6 +17,9 @@ pub fn run(a: &LogitsArgs, verbose: bool) -> anyhow::Result<Ended> {
     if let Some(v) = &visits {
         model.exec.set_arrivals(|e| Box::new(Recorder::new(e.clone(), v.clone())));
     }
+    // Rows of every position are kept until they are printed; one row is part of what the plan allows for.
+    let kept = if a.all { a.ids.0.len() as u64 * model.exec.family().spec().vocab as u64 * 4 } else { 0 };
+    let _paid = model.exec.ledger().reserve(Tier::Host, Class::Workspace, "logits of all positions", kept)?;
     let Some(logits) = compute(&mut model, a)? else { return Ok(Ended::Interrupted) };
     if logits.iter().any(|x| !x.is_finite()) {
         return Err(Error::BadLogits.into());

@@ -7,6 +7,8 @@ mod doctor;
 mod inspect;
 mod list;
 mod logits;
+mod perplexity;
+mod plan;
 mod profile;
 mod quantize;
 mod run;
@@ -32,5 +34,7 @@ pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
         Command::Doctor(a) => doctor::run(&a),
         Command::List(a) => list::run(&a),
         Command::Bench(a) => bench::run(&a, v),
+        Command::Plan(a) => plan::run(&a),
+        Command::Perplexity(a) => perplexity::run(&a, v),
     }
 }

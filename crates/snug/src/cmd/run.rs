@@ -5,7 +5,7 @@ use super::profile::{self, Costs};
 use crate::args::RunArgs;
 use crate::fault::{Ended, usage};
 use crate::interrupt;
-use crate::load::{options, place};
+use crate::load::{options, place, say_memory};
 use crate::output::{self, Stream, note};
 use crate::progress::Bar;
 use crate::resolve;
@@ -57,6 +57,7 @@ pub fn run(a: &RunArgs, begun: Instant, verbose: bool) -> anyhow::Result<Ended> 
     }
     if verbose {
         say_speed(&answer, ttft);
+        say_memory(&model.exec.usage());
     }
     Ok(if answer.finish == Finish::Cancelled { Ended::Interrupted } else { Ended::Done })
 }

@@ -4,7 +4,7 @@ use crate::{Decl, Error, Limits, SeqId, Span, State, Stream};
 use device::{Buf, Device, Reference, RowClass};
 use memory::{KvFormat, Ledger, RegionSizes, Tier};
 
-const LIMITS: Limits = Limits { context: 1000, parallel: 2, rows: 64, few: 2 };
+const LIMITS: Limits = Limits { context: 1000, parallel: 2, rows: 64, few: 2, slab_pages: 3 };
 
 fn made() -> (State, Reference) {
     let decls = [

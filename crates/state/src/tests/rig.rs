@@ -19,6 +19,7 @@ struct Mixer {
 
 pub struct Rig {
     pub st: State,
+    ledger: Ledger,
     pub dev: Reference,
     decls: Vec<Decl>,
     mixers: BTreeMap<u32, Mixer>,
@@ -44,9 +45,18 @@ impl Rig {
                 mixers.insert(d.layer, Mixer { taps, decay: of_decay, dt });
             }
         }
-        let mut rig = Rig { st, dev, decls: decls.to_vec(), mixers };
+        let mut rig = Rig { st, ledger, dev, decls: decls.to_vec(), mixers };
         rig.poison();
         rig
+    }
+
+    /// Whether the ledger pays for exactly the slabs that are backed, and for all rings.
+    pub fn pays(&self) -> Result<(), String> {
+        let pages: u32 = self.st.room.pages.backed().map(|s| self.st.room.pages.pages_of(s).len() as u32).sum();
+        let rings = crate::decl::ring_bytes(&self.decls, &self.st.limits());
+        let paged: u64 = self.decls.iter().filter_map(|d| d.stream.history_page()).sum();
+        let (want, have) = (pages as u64 * paged + rings, self.ledger.usage()[&Tier::Host].by_class[&Class::Kv]);
+        if want == have { Ok(()) } else { Err(format!("{have} bytes are paid for, {want} are backed")) }
     }
 
     /// Runs an append part by part through all layers (or layer by layer through all parts) and returns each row's
@@ -171,7 +181,20 @@ impl Rig {
             let start = move |i: u32| page as u64 * st.page_bytes + st.vector_at(i / st.heads, i % st.heads, at);
             (0..2 * st.heads).map(move |i| start(i)..start(i) + vector)
         });
-        self.rewrite(st.buf, ranges.collect());
+        let ranges: Vec<Range<u64>> = ranges.collect();
+        // Of a history only backed slabs can be touched.
+        let pages = &self.st.room.pages;
+        let all = 0..st.buf.bytes() / st.page_bytes;
+        let parts: Vec<Range<u64>> = match st.ring {
+            0 => pages.backed().map(|s| pages.pages_of(s)).map(|p| p.start as u64..p.end as u64).collect(),
+            _ => vec![all],
+        };
+        for pages in parts {
+            let (from, to) = (pages.start * st.page_bytes, pages.end * st.page_bytes);
+            let inside = ranges.iter().filter(|r| r.start >= from && r.end <= to);
+            let keep = inside.map(|r| r.start - from..r.end - from).collect();
+            self.rewrite(st.buf.slice(from, to - from).unwrap(), keep);
+        }
     }
 
     fn poison_slots(&mut self, layer: u32) {

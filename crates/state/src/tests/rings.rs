@@ -10,7 +10,10 @@ const ROWS: u32 = 300;
 /// Appends `n` rows after `start` others, first as a decoy that is rolled back, then for good, then one more row.
 fn append_at(window: u32, start: u32, n: u32, fmt: KvFormat) {
     let stream = Stream::Ring { window, heads: 1, d: 2, fmt };
-    let mut rig = Rig::new(&[Decl { layer: 4, stream }], Limits { context: 2000, parallel: 2, rows: ROWS, few: 1 });
+    let mut rig = Rig::new(
+        &[Decl { layer: 4, stream }],
+        Limits { context: 2000, parallel: 2, rows: ROWS, few: 1, slab_pages: 1 },
+    );
     // The sequence in front of it, whose ring must not be touched.
     let (_, seq) = (rig.st.open().unwrap(), rig.st.open().unwrap());
     let mut history = Vec::new();

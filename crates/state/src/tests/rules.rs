@@ -5,7 +5,7 @@ use device::RowClass::{Few, Many};
 use device::{Buf, Caps, Device, Meter, Reference, RowClass, View};
 use memory::{Class, KvFormat, Ledger, RegionSizes, Tier};
 
-const LIMITS: Limits = Limits { context: 600, parallel: 3, rows: 300, few: 4 };
+const LIMITS: Limits = Limits { context: 600, parallel: 3, rows: 300, few: 4, slab_pages: 4 };
 
 fn history(layer: u32) -> Decl {
     Decl { layer, stream: Stream::History { heads: 2, d: 8, fmt: KvFormat::Bf16 } }
@@ -48,27 +48,99 @@ fn pages(st: &State, id: SeqId) -> usize {
 }
 
 #[test]
-fn what_is_reserved_is_what_bytes_says_and_free_returns_it() {
+fn what_a_full_state_holds_is_what_bytes_says_and_free_returns_it() {
     let (l, mut dev) = (ledger(), reference());
     let want = State::bytes(&all(), LIMITS);
     // 3 pages a sequence, 9 in all, of 2 * 2 heads * 256 * 8 * 2 bytes; a ring of ceil((128 + 299) / 256) + 1 pages of
     // 2 * 256 * 4 * 4 bytes; 3 + 4 slots of 24 + 42 floats.
-    assert_eq!(want.kv, 2 * 9 * 16384 + 3 * 3 * 8192);
+    let rings = 3 * 3 * 8192;
+    assert_eq!(want.kv, 2 * 9 * 16384 + rings);
     assert_eq!(want.state, 7 * (24 + 42) * 4);
     // 3 -> 16, 9 -> 16, 300 -> 304 elements.
     assert_eq!(want.rows, (4 * 16 + 16 + 4 * 304) * 4);
-    let st = State::new(&all(), LIMITS, &l, &mut dev).unwrap();
-    let used = l.usage()[&Tier::Host].by_class.clone();
-    assert_eq!((used[&Class::Kv], used[&Class::State], used[&Class::Workspace]), (want.kv, want.state, want.rows));
+    let mut st = State::new(&all(), LIMITS, &l, &mut dev).unwrap();
+    let used = || l.usage()[&Tier::Host].by_class.clone();
+    let at = used();
+    assert_eq!((at[&Class::Kv], at[&Class::State], at[&Class::Workspace]), (rings, want.state, want.rows));
+    let seqs = [0; 3].map(|_| st.open().unwrap());
+    for (s, slabs) in seqs.into_iter().zip([1, 2, 3]) {
+        st.fill(&mut dev, s, 600, 1).unwrap();
+        let pages = (4 * slabs).min(9);
+        assert_eq!(used()[&Class::Kv], pages * 2 * 16384 + rings);
+    }
     assert_eq!(l.usage()[&Tier::Host].reserved(), want.total());
     st.free(&mut dev).unwrap();
     assert_eq!(l.usage()[&Tier::Host].reserved(), 0);
 }
 
 #[test]
+fn idle_slabs_go_back_highest_first_and_come_again_as_zeros() {
+    let (l, mut dev) = (ledger(), reference());
+    let mut st = State::new(&[history(0), history(5)], LIMITS, &l, &mut dev).unwrap();
+    let (slab, kv) = (4 * 2 * 16384, || l.usage()[&Tier::Host].by_class[&Class::Kv]);
+    let [a, b, c] = [0; 3].map(|_| st.open().unwrap());
+    for s in [a, b, c] {
+        st.fill(&mut dev, s, 600, 1).unwrap();
+    }
+    // Pages 0-2, 3-5, 6-8 in slabs 0-3, 4-7, 8.
+    st.close(b).unwrap();
+    st.trim(&mut dev, 0).unwrap();
+    assert_eq!(kv(), 2 * slab + slab / 4, "no slab is idle");
+    st.close(c).unwrap();
+    st.trim(&mut dev, 1).unwrap();
+    assert_eq!(kv(), 2 * slab, "the higher of two idle ones goes");
+    st.trim(&mut dev, 0).unwrap();
+    assert_eq!(kv(), slab);
+    let view = st.view(5).unwrap();
+    let read = |dev: &mut Reference, page: u64| {
+        let mut out = vec![1u8; 64];
+        dev.read(view.buf.slice(page * view.page_bytes, 64).unwrap(), &mut out).map(|()| out)
+    };
+    assert!(matches!(read(&mut dev, 4), Err(device::Error::BadBuf)), "memory that is gone cannot be read");
+    let d = st.open().unwrap();
+    st.fill(&mut dev, d, 255, 1).unwrap();
+    assert_eq!(kv(), slab, "the lowest free page was taken");
+    let e = st.open().unwrap();
+    st.fill(&mut dev, e, 200, 1).unwrap();
+    assert_eq!((kv(), read(&mut dev, 4).is_ok()), (2 * slab, true));
+    assert_eq!(read(&mut dev, 5).unwrap(), [0; 64]);
+    st.check_integrity().unwrap();
+}
+
+#[test]
+fn a_sequence_is_promised_its_pages_or_refused() {
+    let (page, rest) = (2 * 16384, State::bytes(&all(), LIMITS).total() - 2 * 9 * 16384);
+    let (l, mut dev) = (Ledger::new(&[(Tier::Host, rest + 5 * page)]), reference());
+    let mut st = State::new(&all(), LIMITS, &l, &mut dev).unwrap();
+    let a = st.open().unwrap();
+    // Three of five pages are promised.
+    let full = |e: Error| matches!(&e, Error::OverBudget(o) if o.asked == 3 * page && o.free < o.asked);
+    assert!(full(st.open().unwrap_err()));
+    assert!(l.reserve(Tier::Host, Class::Workspace, "else", 3 * page).is_err());
+    st.fill(&mut dev, a, 600, 1).unwrap();
+    assert!(full(st.open().unwrap_err()));
+    st.close(a).unwrap();
+    let b = st.open().expect("an idle slab serves the next one");
+    st.fill(&mut dev, b, 600, 1).unwrap();
+    st.check_integrity().unwrap();
+}
+
+#[test]
+fn a_slab_that_nobody_pays_for_is_refused_and_the_sequence_stays() {
+    let (page, rest) = (2 * 16384, State::bytes(&all(), LIMITS).total() - 2 * 9 * 16384);
+    let (l, mut dev) = (Ledger::new(&[(Tier::Host, rest + 3 * page)]), reference());
+    let mut st = State::new(&all(), LIMITS, &l, &mut dev).unwrap();
+    let s = st.open().unwrap();
+    let e = take(&mut st, &mut dev, Few, s, 1).unwrap_err();
+    assert!(matches!(&e, Error::OverBudget(o) if o.asked == 4 * page && o.free == 3 * page), "{e}");
+    assert_eq!(st.len(s).unwrap(), 0);
+    st.check_integrity().unwrap();
+}
+
+#[test]
 fn layer_pages_are_rounded_up_to_4096_bytes() {
     let odd = Stream::History { heads: 1, d: 3, fmt: KvFormat::Bf16 };
-    let one = Limits { context: 256, parallel: 1, rows: 1, few: 1 };
+    let one = Limits { context: 256, parallel: 1, rows: 1, few: 1, slab_pages: 1 };
     assert_eq!(State::bytes(&[Decl { layer: 0, stream: odd }], one).kv, 4096);
     let (st, _) = made(&[Decl { layer: 7, stream: Stream::History { heads: 3, d: 3, fmt: KvFormat::F32 } }], one);
     assert_eq!(st.view(7).unwrap().page_bytes, 20480);
@@ -76,7 +148,7 @@ fn layer_pages_are_rounded_up_to_4096_bytes() {
 
 #[test]
 fn a_budget_that_is_too_small_by_one_byte_refuses_and_keeps_nothing() {
-    let total = State::bytes(&all(), LIMITS).total();
+    let total = State::bytes(&all(), LIMITS).total() - 2 * 9 * 16384;
     let l = Ledger::new(&[(Tier::Host, total - 1)]);
     assert!(matches!(State::new(&all(), LIMITS, &l, &mut reference()), Err(Error::OverBudget(_))));
     assert_eq!(l.usage()[&Tier::Host].reserved(), 0);
@@ -89,7 +161,8 @@ fn geometry_beyond_any_memory_is_refused_without_overflow() {
     let huge = Stream::History { heads: u32::MAX, d: u32::MAX, fmt: KvFormat::F32 };
     let decls = [Decl { layer: 0, stream: huge }];
     assert_eq!(State::bytes(&decls, LIMITS).kv, u64::MAX);
-    assert!(matches!(State::new(&decls, LIMITS, &ledger(), &mut reference()), Err(Error::OverBudget(_))));
+    let none = State::new(&decls, LIMITS, &ledger(), &mut reference());
+    assert!(matches!(none, Err(Error::Device(device::Error::OutOfMemory(u64::MAX)))));
 }
 
 #[test]
@@ -384,13 +457,25 @@ fn the_meter_runs_it_and_frees_it() {
     let l = Ledger::new(&[(Tier::Host, u64::MAX)]);
     let caps = Caps { name: "none", isa: String::new(), threads: 1, borrows_host: false };
     let mut dev = Meter::new(|_, _| 0, caps);
-    let big = Limits { context: 1 << 20, parallel: 8, rows: 8192, few: 64 };
+    let big = Limits { context: 1 << 18, parallel: 8, rows: 8192, few: 64, slab_pages: 32 };
     let mut st = State::new(&all(), big, &l, &mut dev).unwrap();
-    assert_eq!(l.usage()[&Tier::Host].reserved(), State::bytes(&all(), big).total());
     let s = st.open().unwrap();
+    let kv = || l.usage()[&Tier::Host].by_class[&Class::Kv];
+    let rings = kv();
     grow(&mut st, &mut dev, s, 8192);
+    assert_eq!(kv() - rings, 2 * 16384 * 32);
+    while st.len(s).unwrap() < 1 << 18 {
+        grow(&mut st, &mut dev, s, 8192);
+    }
+    for _ in 1..8 {
+        let s = st.open().unwrap();
+        for _ in 0..(1 << 18) / 8192 {
+            grow(&mut st, &mut dev, s, 8192);
+        }
+    }
+    assert_eq!(l.usage()[&Tier::Host].reserved(), State::bytes(&all(), big).total());
     let b: Buf = st.view(0).unwrap().buf;
-    assert_eq!(b.bytes(), 16384 * 4096 * 8);
+    assert_eq!(b.bytes(), 16384 * 1024 * 8);
     st.free(&mut dev).unwrap();
     assert_eq!(l.usage()[&Tier::Host].reserved(), 0);
 }

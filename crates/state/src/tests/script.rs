@@ -9,7 +9,7 @@ use memory::KvFormat;
 use proptest::prelude::*;
 use std::ops::Range;
 
-const LIMITS: Limits = Limits { context: 530, parallel: 3, rows: 200, few: 6 };
+const LIMITS: Limits = Limits { context: 530, parallel: 3, rows: 200, few: 6, slab_pages: 2 };
 
 /// How an append ends.
 #[derive(Clone, Debug)]
@@ -26,7 +26,15 @@ enum End {
 enum Step {
     Open,
     Close(usize),
-    Append { class: RowClass, picks: Vec<(usize, u32)>, parts: u32, layer_outer: bool, end: End },
+    /// Lets idle slabs go, all but so many.
+    Trim(u32),
+    Append {
+        class: RowClass,
+        picks: Vec<(usize, u32)>,
+        parts: u32,
+        layer_outer: bool,
+        end: End,
+    },
 }
 
 fn rows_of(class: RowClass) -> BoxedStrategy<u32> {
@@ -54,6 +62,7 @@ fn script() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         2 => Just(Step::Open),
         1 => (0usize..8).prop_map(Step::Close),
+        1 => (0u32..3).prop_map(Step::Trim),
         7 => append()
     ];
     prop::collection::vec(step, 1..24)
@@ -91,6 +100,7 @@ impl World {
         match s {
             Step::Open => self.open()?,
             Step::Close(i) => self.close(*i)?,
+            Step::Trim(keep) => self.trim(*keep)?,
             Step::Append { class, picks, parts, layer_outer, end } => {
                 self.append(*class, picks, *parts, *layer_outer, end)?;
             }
@@ -123,6 +133,13 @@ impl World {
         Ok(())
     }
 
+    fn trim(&mut self, keep: u32) -> Result<(), TestCaseError> {
+        self.rig.st.trim(&mut self.rig.dev, keep).map_err(|e| TestCaseError::fail(e.to_string()))?;
+        let idle = self.rig.st.room.pages.idle().len();
+        prop_assert!(idle <= keep as usize);
+        Ok(())
+    }
+
     fn append(
         &mut self,
         class: RowClass,
@@ -147,6 +164,8 @@ impl World {
         };
         prop_assert!(self.refusal(class, &chosen).is_none(), "an append was taken that must be refused");
         self.rig.st.check_integrity().map_err(TestCaseError::fail)?;
+        // Slabs that came with this append read as zero, which would hide a row that looks too far.
+        self.rig.poison();
         let rows: Vec<Vec<Row>> = chosen
             .iter()
             .zip(&ids)
@@ -251,6 +270,7 @@ impl World {
                 self.rig.compare(&history, &[got], &[0]).map_err(TestCaseError::fail)?;
             }
         }
+        self.rig.pays().map_err(TestCaseError::fail)?;
         self.rig.st.check_integrity().map_err(TestCaseError::fail)
     }
 }

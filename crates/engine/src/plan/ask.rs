@@ -1,0 +1,163 @@
+//! What is asked of a plan, and why it may be refused.
+
+use memory::{KvSpec, Plan};
+use std::fmt::Write as _;
+
+/// How many positions a sequence shall have.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum Context {
+    /// The model's, at most [`DEFAULT_CONTEXT`](super::DEFAULT_CONTEXT), less if that does not fit.
+    #[default]
+    Usual,
+    /// As many as fit, at most the model's.
+    Most,
+    /// So many, or a refusal.
+    Exactly(u32),
+}
+
+/// What is asked of a plan.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// Positions of a sequence.
+    pub context: Context,
+    /// Sequences at a time.
+    pub parallel: u32,
+    /// Most rows of one `mix` call, a multiple of 64.
+    pub chunk: u32,
+    /// Most rows of class Few in one call; as many as sequences at least.
+    pub few: u32,
+    /// Formats of history; `None`: f32 for f32 weights, else bf16.
+    pub kv: Option<KvSpec>,
+    /// Formats of a second history that the same rows are read into.
+    pub beside: Option<KvSpec>,
+    /// Rows whose logits are wanted at once from a prefill chunk.
+    pub logit_rows: u32,
+    /// Most bytes that the process may hold.
+    pub guard: u64,
+    /// Most tokens that the model's predictor drafts ahead, where it has one; 0 leaves the predictor where it is.
+    pub draft: u32,
+}
+
+impl Default for Ask {
+    fn default() -> Self {
+        Ask {
+            context: Context::Usual,
+            parallel: 1,
+            chunk: 256,
+            few: 1,
+            kv: None,
+            beside: None,
+            logit_rows: 1,
+            guard: u64::MAX,
+            draft: 0,
+        }
+    }
+}
+
+/// The parts of a plan's total, in bytes.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// W.
+    pub weights: u64,
+    /// K.
+    pub history: u64,
+    /// S.
+    pub states: u64,
+    /// X.
+    pub workspace: u64,
+    /// H.
+    pub allowance: u64,
+}
+
+impl Parts {
+    /// Those of a plan.
+    pub fn of(p: &Plan) -> Self {
+        Parts {
+            weights: p.resident_bytes(),
+            history: p.kv_bytes,
+            states: p.state_bytes,
+            workspace: p.workspace_bytes(),
+            allowance: p.allowance,
+        }
+    }
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        let all = [self.weights, self.history, self.states, self.workspace, self.allowance];
+        all.into_iter().fold(0, u64::saturating_add)
+    }
+}
+
+/// Why a model cannot be served as asked, and what would do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// More positions than the model was trained for.
+    #[error("--context {asked} is more than the {most} positions of this model")]
+    ContextBeyondModel {
+        /// Asked.
+        asked: u32,
+        /// Allowed.
+        most: u32,
+    },
+    /// It does not fit.
+    #[error("{}", too_large(.context, .parts, .guard, .smaller, .formats, .parallel))]
+    TooLarge {
+        /// Positions that do not fit; the fewest possible where none were asked for.
+        context: u32,
+        /// What they need.
+        parts: Parts,
+        /// Bytes there are.
+        guard: u64,
+        /// The most positions that would fit, all else as asked.
+        smaller: Option<u32>,
+        /// Formats of history that would fit, each with the most positions it would fit with.
+        formats: Vec<(KvSpec, u32)>,
+        /// The most sequences at a time that would fit, all else as asked.
+        parallel: Option<u32>,
+    },
+}
+
+fn too_large(
+    context: &u32,
+    p: &Parts,
+    guard: &u64,
+    smaller: &Option<u32>,
+    formats: &[(KvSpec, u32)],
+    parallel: &Option<u32>,
+) -> String {
+    let mut said = format!(
+        "{context} positions need {} of memory and {} may be used (weights {}, history {}, states {}, workspace {}, \
+         the process itself {}); what would help: ",
+        mib(p.total()),
+        mib_below(*guard),
+        mib(p.weights),
+        mib(p.history),
+        mib(p.states),
+        mib(p.workspace),
+        mib(p.allowance)
+    );
+    let mut ways = Vec::new();
+    ways.extend(smaller.map(|c| format!("--context {c}")));
+    for (kv, most) in formats {
+        let less = if most < context { format!(" with --context {most}") } else { String::new() };
+        ways.push(format!("--kv {}{less}", kv.describe()));
+    }
+    ways.extend(parallel.map(|n| format!("--parallel {n}")));
+    if p.weights.saturating_add(p.allowance) > *guard {
+        ways.push("a smaller model or quantisation".into());
+    }
+    ways.push(format!("--memory {} or more, where there is as much", mib(p.total()).replace(' ', "")));
+    // Writing to a string cannot fail.
+    let _ = write!(said, "{}", ways.join("; "));
+    said
+}
+
+/// Rounded up, so that a limit of what is said is enough.
+fn mib(n: u64) -> String {
+    format!("{} MiB", n.div_ceil(1 << 20))
+}
+
+/// Rounded down, so that what is said is there.
+fn mib_below(n: u64) -> String {
+    format!("{} MiB", n >> 20)
+}

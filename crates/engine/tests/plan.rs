@@ -1,0 +1,129 @@
+//! What is planned, refused and advised, from tiny checkpoints; no weight is read.
+
+use engine::open::{On, Opened};
+use engine::plan::{Ask, Context, Refusal, max_context, plan};
+use engine::{Error, Executor, Model, OpenOptions, Wanted};
+use memory::pages::pages_for;
+use memory::{KvFormat, KvSpec, Plan};
+use std::sync::atomic::AtomicBool;
+
+fn opened(name: &str) -> (tempfile::TempDir, Opened) {
+    let dir = testkit::materialise(name).unwrap();
+    let opened = Opened::open(dir.path().to_path_buf()).unwrap();
+    (dir, opened)
+}
+
+fn planned(o: &Opened, ask: &Ask) -> engine::Result<Plan> {
+    plan(o.subject(&On::default().backend().unwrap()), ask)
+}
+
+fn exactly(n: u32) -> Ask {
+    Ask { context: Context::Exactly(n), ..Ask::default() }
+}
+
+/// For budgets between nothing and everything the context is the largest one: a page more would not fit.
+#[test]
+fn the_context_is_the_largest_that_fits_to_the_page() {
+    for name in ["llama-b", "qwen3_5_moe-b"] {
+        let (_dir, o) = opened(name);
+        let most = o.family.spec().context;
+        let (all, least) = (planned(&o, &exactly(most)).unwrap(), planned(&o, &exactly(256.min(most))).unwrap());
+        let (high, low) = (all.total_bytes(), least.total_bytes());
+        for i in 0..24 {
+            let guard = low + (high - low) * i / 23;
+            let ask = Ask { context: Context::Most, guard, ..Ask::default() };
+            let p = planned(&o, &ask).unwrap();
+            assert!(p.total_bytes() <= guard && p.context.is_multiple_of(256) || p.context == most, "{name}: {guard}");
+            let on = On::default().backend().unwrap();
+            assert_eq!(max_context(o.subject(&on), &ask).unwrap(), Some(p.context));
+            if p.context < most {
+                let more = (pages_for(p.context) + 1) * 256;
+                let more = planned(&o, &exactly(more.min(most))).unwrap();
+                assert!(more.total_bytes() > guard, "{name}: {} positions would fit too", more.context);
+            }
+        }
+        let none = planned(&o, &Ask { context: Context::Most, guard: low - 1, ..Ask::default() });
+        assert!(matches!(none, Err(Error::Refused(Refusal::TooLarge { .. }))));
+    }
+}
+
+#[test]
+fn what_is_asked_for_and_does_not_fit_is_refused_with_what_would() {
+    let (_dir, o) = opened("llama-b");
+    let ask = |parallel, guard| Ask { parallel, guard, kv: Some(KvSpec::of(KvFormat::F32)), ..exactly(1024) };
+    let whole = planned(&o, &ask(3, u64::MAX)).unwrap();
+    let guard = whole.total_bytes() - whole.kv_bytes / 2;
+    let e = planned(&o, &ask(3, guard)).unwrap_err();
+    let Error::Refused(Refusal::TooLarge { context, parts, smaller, formats, parallel, .. }) = &e else {
+        panic!("{e}");
+    };
+    assert_eq!((*context, parts.total()), (1024, whole.total_bytes()));
+    let smaller = smaller.unwrap();
+    assert!(planned(&o, &Ask { context: Context::Exactly(smaller), ..ask(3, guard) }).is_ok());
+    assert!(planned(&o, &Ask { context: Context::Exactly(smaller + 256), ..ask(3, guard) }).is_err());
+    for (kv, most) in formats {
+        let other = Ask { kv: Some(*kv), context: Context::Exactly(*most), ..ask(3, guard) };
+        assert!(planned(&o, &other).is_ok(), "{}", kv.describe());
+    }
+    assert!(formats.iter().any(|(kv, most)| kv.main == KvFormat::Bf16 && *most == 1024));
+    assert_eq!(*parallel, Some(1));
+    let said = e.to_string();
+    for part in [format!("--context {smaller}"), "--kv bf16;".into(), "--parallel 1".into(), "--memory".into()] {
+        assert!(said.contains(&part), "{said}");
+    }
+}
+
+/// The allowance is for the process, so it is there with the smallest model, and more threads take more.
+#[test]
+fn the_allowance_counts_threads() {
+    let (_dir, o) = opened("llama-a");
+    let with = |threads| {
+        let on = On::Cpu(device::CpuOptions { threads: Some(threads), isa: None }).backend().unwrap();
+        plan(o.subject(&on), &Ask::default()).unwrap().allowance
+    };
+    assert!(with(1) > 1 << 20 && with(8) > with(1));
+}
+
+/// Two histories of one model, read side by side, are two, and the same format in both gives the same logits.
+#[test]
+fn a_second_history_is_planned_and_read_beside_the_first() {
+    let (_dir, o) = opened("qwen3_5_moe-a");
+    let kv = Some(KvSpec::of(KvFormat::Bf16));
+    let alone = planned(&o, &Ask { kv, ..exactly(512) }).unwrap();
+    let ask = Ask { kv, beside: kv, logit_rows: 256, ..exactly(512) };
+    let both = planned(&o, &ask).unwrap();
+    assert_eq!((both.kv_bytes, both.state_bytes), (2 * alone.kv_bytes, 2 * alone.state_bytes));
+    let how = OpenOptions { ask, ..OpenOptions::default() };
+    let mut model = Model::load(o, &how, &mut |_| {}).unwrap();
+    let exec = &mut model.exec;
+    let (a, b) = (exec.open().unwrap(), exec.beside(Executor::open).unwrap());
+    let ids: Vec<u32> = (0..100).collect();
+    let no = AtomicBool::new(false);
+    let first = exec.prefill(a, &ids, Wanted::All, &no, &mut |_| {}).unwrap();
+    let second = exec.beside(|e| e.prefill(b, &ids, Wanted::All, &no, &mut |_| {})).unwrap();
+    assert!(first == second);
+    assert_eq!((exec.len(a).unwrap(), exec.beside(|e| e.len(b)).unwrap()), (100, 100));
+    exec.close(a).unwrap();
+    exec.beside(|e| e.close(b)).unwrap();
+    let c = engine::perplexity::compare(exec, &ids, 50, &no, &mut |_| {}).unwrap();
+    assert_eq!((c.tokens, c.kl_mean, c.top1_agreement), (98, 0.0, 1.0));
+    assert_eq!(c.nll, c.base_nll);
+}
+
+/// What was admitted may grow to the length it was promised; what is new is refused while the process holds more than
+/// was allowed for.
+#[test]
+fn a_process_that_holds_too_much_admits_nobody_else_and_keeps_its_promise() {
+    let (_dir, o) = opened("llama-a");
+    let ask = Ask { parallel: 2, ..exactly(1024) };
+    let guard = planned(&o, &ask).unwrap().total_bytes();
+    let how = OpenOptions { ask: Ask { guard, ..ask }, ..OpenOptions::default() };
+    let mut model = Model::load(o, &how, &mut |_| {}).unwrap();
+    let first = model.exec.open().unwrap();
+    let hoard = vec![1u8; guard as usize + (64 << 20)];
+    let e = model.exec.open().unwrap_err();
+    assert!(matches!(&e, Error::State(state::Error::OverBudget(o)) if o.free == 0 && o.asked > 0), "{e}");
+    model.exec.fill(first, 1024, 1).unwrap();
+    assert!(model.exec.usage().most_seen > guard && hoard[1 << 20] == 1);
+    drop(hoard);
+}

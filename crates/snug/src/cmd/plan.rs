@@ -1,0 +1,161 @@
+//! `snug plan`: what fits and how long it will take, before anything is loaded.
+
+use crate::args::PlanArgs;
+use crate::fault::Ended;
+use crate::load::{budget, less, options};
+use crate::output::{self, bytes, line};
+use crate::resolve;
+use engine::machine::{Budget, MachineProfile, Source};
+use engine::open::{Opened, name};
+use engine::plan::{Forecast, forecast, max_context, plan};
+use memory::{KvSpec, Plan, Residency};
+use serde_json::{Value as Json, json};
+
+/// Everything there is to say.
+struct Facts {
+    name: String,
+    arch: String,
+    model_context: u32,
+    plan: Plan,
+    budget: Budget,
+    max_context: u32,
+    /// What this machine really has, where that is less than was asked for.
+    short: Option<Budget>,
+    machine: Option<MachineProfile>,
+    forecast: Option<Forecast>,
+    shorter: Option<String>,
+}
+
+/// Plans and prints.
+pub fn run(a: &PlanArgs) -> anyhow::Result<Ended> {
+    let opened = Opened::open(resolve::source(a.model.as_deref())?)?;
+    let mut how = options(&a.on, 1)?;
+    // A plan may be made for another machine: what was asked for counts, and what is here is told.
+    let here = budget(&a.on);
+    let budget = match a.on.memory {
+        Some(bytes) => Budget { bytes, from: Source::Asked },
+        None => here.clone(),
+    };
+    how.ask.guard = budget.bytes;
+    let on = how.on.backend()?;
+    let of = opened.subject(&on);
+    let plan = plan(of, &how.ask)?;
+    let machine = MachineProfile::load()?;
+    let spec = opened.family.spec();
+    let facts = Facts {
+        name: name(opened.ck.meta()),
+        arch: spec.arch.clone(),
+        model_context: spec.context,
+        max_context: max_context(of, &how.ask)?.unwrap_or(plan.context),
+        shorter: less(how.ask.context, plan.context, spec.context),
+        forecast: machine.as_ref().map(|m| forecast(of, &plan, m)),
+        short: (here.bytes < budget.bytes).then_some(here),
+        machine,
+        budget,
+        plan,
+    };
+    if a.json {
+        output::json(&as_json(&facts))?
+    } else {
+        print(&facts)?
+    }
+    Ok(Ended::Done)
+}
+
+fn share(p: &Plan, r: Residency) -> u64 {
+    p.weights.iter().filter(|w| w.residency == r).map(|w| w.bytes).sum()
+}
+
+/// Bytes that are free when everything is in use.
+fn left(p: &Plan) -> u64 {
+    p.guard.saturating_sub(p.total_bytes())
+}
+
+fn kv_name(p: &Plan) -> String {
+    p.kv.first().map_or_else(String::new, KvSpec::describe)
+}
+
+fn as_json(f: &Facts) -> Json {
+    let p = &f.plan;
+    let none = Forecast { load_s: None, prefill_tps: None, decode_tps: None, decode_full_tps: None };
+    let foreseen = f.forecast.unwrap_or(none);
+    json!({
+        "model": f.name,
+        "architecture": f.arch,
+        "context": p.context,
+        "parallel": p.parallel,
+        "chunk": p.chunk,
+        "weights": {
+            "resident": share(p, Residency::Resident),
+            "leased": share(p, Residency::Leased),
+            "cached": share(p, Residency::Cached),
+            // Layers are never streamed yet: what does not fit is refused.
+            "streamed": 0,
+        },
+        "kv": {"format": kv_name(p), "bytes_per_position": p.kv_bytes_per_position, "total": p.kv_bytes},
+        "state": p.state_bytes,
+        "workspace": p.workspace_bytes(),
+        "allowance": p.allowance,
+        "total_bytes": p.total_bytes(),
+        "guard_bytes": p.guard,
+        "guard_from": f.budget.from.to_string(),
+        "left_bytes": left(p),
+        "max_context": f.max_context,
+        "model_context": f.model_context,
+        "forecast": {
+            "load_s": foreseen.load_s,
+            "prefill_tps": foreseen.prefill_tps,
+            "decode_tps": foreseen.decode_tps,
+            "decode_full_tps": foreseen.decode_full_tps,
+        },
+        "machine": f.machine.as_ref().map(|m| &m.date),
+    })
+}
+
+fn print(f: &Facts) -> anyhow::Result<()> {
+    let p = &f.plan;
+    let field = |name: &str, n: u64, what: String| line(format!("{name:<14}{:>12}  {what}", bytes(n)).trim_end());
+    line(format_args!("{}: {}, history in {}", f.name, f.arch, kv_name(p)))?;
+    line(format_args!(
+        "context {} of {}, {} at a time; the most that fits is {}",
+        p.context, f.model_context, p.parallel, f.max_context
+    ))?;
+    if let Some(why) = &f.shorter {
+        line(why)?;
+    }
+    line("")?;
+    let of = |r| bytes(share(p, r));
+    let kinds =
+        format!("resident {}, cached {}, streamed {}", of(Residency::Resident), of(Residency::Cached), bytes(0));
+    field("weights", p.resident_bytes(), kinds)?;
+    if share(p, Residency::Leased) > 0 {
+        field("", share(p, Residency::Leased), "not counted: the token predictor, in memory only while used".into())?;
+    }
+    field("history", p.kv_bytes, format!("{} bytes a position, when full", p.kv_bytes_per_position))?;
+    field("states", p.state_bytes, String::new())?;
+    field("workspace", p.workspace_bytes(), format!("of a step of {} rows", p.chunk))?;
+    field("allowance", p.allowance, "the process itself: program, threads, tokenizer".into())?;
+    field("total", p.total_bytes(), String::new())?;
+    field("limit", p.guard, f.budget.from.to_string())?;
+    field("left", left(p), String::new())?;
+    if let Some(b) = &f.short {
+        line(format_args!("\nthis machine now has {} ({}): less than that limit", bytes(b.bytes), b.from))?;
+    }
+    print_forecast(f)
+}
+
+fn print_forecast(f: &Facts) -> anyhow::Result<()> {
+    let (Some(m), Some(c)) = (&f.machine, &f.forecast) else {
+        return line("\nno forecast: this machine was not measured yet; `snug doctor` does it in half a minute");
+    };
+    let say = |x: Option<f64>| x.map_or_else(|| "unknown".into(), |x| format!("{x:.1}"));
+    line(format_args!(
+        "\nforecast, from what was measured on {}: loaded in {} s from disk; prompts at {} tokens/s; answers at {} tokens/s, \
+         {} at the end of the context. Waiting of threads and attention of prompts come on top: small models are slower.",
+        m.date,
+        say(c.load_s),
+        say(c.prefill_tps),
+        say(c.decode_tps),
+        say(c.decode_full_tps)
+    ))
+}

@@ -1,0 +1,115 @@
+//! `snug plan`, the budget that every command keeps to, and `snug perplexity`.
+
+mod common;
+
+use common::{command, default_model, snug};
+use serde_json::Value;
+
+fn plan(args: &[&str]) -> Value {
+    let model = default_model();
+    snug(&[&["plan", &model, "--json"], args].concat()).json()
+}
+
+fn int(v: &Value) -> u64 {
+    v.as_u64().unwrap_or_else(|| panic!("{v} is no number of bytes"))
+}
+
+#[test]
+fn the_json_says_what_is_promised_in_whole_bytes() {
+    let p = plan(&["--memory", "8GiB"]);
+    let w = &p["weights"];
+    let weights = int(&w["resident"]) + int(&w["cached"]) + int(&w["streamed"]);
+    assert!(weights > 30 << 20 && int(&w["leased"]) > 0, "{p}");
+    let parts = weights + int(&p["kv"]["total"]) + int(&p["state"]) + int(&p["workspace"]) + int(&p["allowance"]);
+    assert_eq!(int(&p["total_bytes"]), parts);
+    assert_eq!(int(&p["guard_bytes"]), 8 << 30);
+    assert_eq!(int(&p["left_bytes"]), (8 << 30) - parts);
+    assert_eq!((int(&p["context"]), int(&p["max_context"])), (2048, 2048));
+    assert_eq!(int(&p["kv"]["total"]), int(&p["kv"]["bytes_per_position"]) * 2048);
+    for field in ["load_s", "prefill_tps", "decode_tps"] {
+        assert!(p["forecast"][field].is_null(), "nothing was measured here: {p}");
+    }
+}
+
+#[test]
+fn without_a_profile_it_says_how_to_get_one() {
+    let said = snug(&["plan", &default_model(), "--memory", "8GiB"]).ok();
+    assert!(said.contains("no forecast") && said.contains("snug doctor"), "{said}");
+}
+
+#[test]
+fn a_measured_machine_gives_a_forecast() {
+    let home = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let ran = command(&["doctor", "--quick", "--dir", dir.path().to_str().unwrap()])
+        .env("SNUG_HOME", home.path())
+        .output()
+        .unwrap();
+    assert!(ran.status.success());
+    let out = command(&["plan", &default_model(), "--json"]).env("SNUG_HOME", home.path()).output().unwrap();
+    let p: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let f = &p["forecast"];
+    let rate = |name: &str| f[name].as_f64().unwrap_or_else(|| panic!("{name} in {p}"));
+    assert!(rate("load_s") > 0.0 && rate("prefill_tps") > rate("decode_tps"));
+    assert!(rate("decode_tps") > rate("decode_full_tps"), "a full history is read as well");
+    assert!(p["machine"].is_string());
+}
+
+#[test]
+fn less_memory_is_less_context_and_is_said_and_run_keeps_to_it() {
+    let all = plan(&["--memory", "8GiB"]);
+    let memory = (int(&all["total_bytes"]) - int(&all["kv"]["total"]) / 2).to_string();
+    let less = plan(&["--memory", &memory]);
+    let context = int(&less["context"]);
+    assert!((256..2048).contains(&context) && context.is_multiple_of(256), "{less}");
+    assert_eq!(int(&less["max_context"]), context);
+    assert_eq!(int(&plan(&["--memory", &memory, "--context", "max"])["context"]), context);
+    let model = default_model();
+    let ran = snug(&["run", &model, "--ids", "5,6,7", "-n", "1", "--memory", &memory]);
+    assert!(ran.err.contains(&format!("the context is {context} positions, not 2048")), "{ran:?}");
+    assert_eq!(ran.code, Some(0));
+}
+
+#[test]
+fn a_context_that_does_not_fit_is_refused_everywhere_with_what_would_help() {
+    let all = plan(&["--memory", "8GiB"]);
+    let memory = (int(&all["total_bytes"]) - int(&all["kv"]["total"]) / 2).to_string();
+    let model = default_model();
+    let with: [&[&str]; 4] = [&["plan"], &["run", "-p", "hi"], &["logits", "--ids", "1"], &["chat"]];
+    for args in with {
+        let all = [args, &[&model, "--context", "2048", "--memory", &memory]].concat();
+        let said = snug(&all).failed(2);
+        let fits = int(&plan(&["--memory", &memory])["context"]);
+        assert!(said.contains(&format!("--context {fits}")) && said.contains("--memory"), "{args:?}: {said}");
+    }
+    let said = snug(&["bench", &model, "--memory", "20MiB"]).failed(2);
+    assert!(said.contains("a smaller model or quantisation"), "{said}");
+    let said = snug(&["plan", &model, "--context", "4096"]).failed(2);
+    assert!(said.contains("more than the 2048 positions"), "{said}");
+}
+
+#[test]
+fn more_sequences_take_more_history() {
+    let (one, four) = (plan(&["--memory", "8GiB"]), plan(&["--memory", "8GiB", "--parallel", "4"]));
+    assert_eq!(int(&four["kv"]["total"]), 4 * int(&one["kv"]["total"]));
+    assert!(int(&four["state"]) > 3 * int(&one["state"]));
+}
+
+#[test]
+fn the_same_format_twice_costs_nothing_and_another_one_is_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("text");
+    std::fs::write(&file, "The keeper lit the lamp. The sea was quiet that night, and so was he.\n".repeat(8)).unwrap();
+    let (model, file) = (default_model(), file.display().to_string());
+    let of = |more: &[&str]| snug(&[&["perplexity", &model, "-f", &file, "--json"], more].concat()).json();
+    let same = of(&["--context", "64"]);
+    assert_eq!((same["kl_mean"].as_f64(), same["top1_agreement"].as_f64()), (Some(0.0), Some(1.0)));
+    assert_eq!(same["delta_vs"].as_f64(), Some(0.0));
+    let f32s = of(&["--kv", "f32", "--tokens", "80"]);
+    assert_eq!(f32s["tokens"], 79);
+    let kl = (f32s["kl_mean"].as_f64().unwrap(), f32s["kl_p99"].as_f64().unwrap());
+    assert!(kl.0 > 0.0 && kl.0 < 0.01 && kl.1 >= kl.0, "{f32s}");
+    assert!(f32s["nll"].as_f64().unwrap() > 0.5);
+    let said = snug(&["perplexity", &model, "-f", "/nowhere/text"]).failed(2);
+    assert!(said.contains("/nowhere/text"), "{said}");
+}
