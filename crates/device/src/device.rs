@@ -80,7 +80,8 @@ pub trait Device: Send {
     fn write(&mut self, dst: Buf, src: &[u8]) -> Result<Fence>;
     /// Waits for everything enqueued, then copies the start of `src` out. The only wait. Not inside a graph.
     fn read(&mut self, src: Buf, dst: &mut [u8]) -> Result<()>;
-    /// Tells which role the rows of the coming ops have. Only devices that measure listen.
+    /// Tells which role the rows of the coming ops have. How many threads they get, or under which
+    /// name they are counted, may follow from it, never a result.
     fn step_begins(&mut self, _class: RowClass) {}
     /// Tells that what follows belongs to no step.
     fn step_ends(&mut self) {}
