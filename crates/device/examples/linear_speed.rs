@@ -50,15 +50,15 @@ fn formats() -> Vec<Format> {
 
 /// Median seconds of one layer.
 fn measure(dev: &mut dyn Device, ledger: &Ledger, fmt: Format, n: u32, k: u32, rows: u32) -> Outcome<f64> {
-    let mut alloc = |bytes: u64| -> Outcome<Buf> {
-        Ok(dev.alloc(ledger.reserve(Tier::Host, Class::Workspace, "benchmark", bytes)?)?)
+    let mut alloc = |class: Class, bytes: u64| -> Outcome<Buf> {
+        Ok(dev.alloc(ledger.reserve(Tier::Host, class, "benchmark", bytes)?)?)
     };
     let mut planes = [None; PLANES];
     for (plane, cut) in planes.iter_mut().zip(fmt.planes(k.into())?) {
-        *plane = cut.map(|c| alloc(c.total(n.into()))).transpose()?;
+        *plane = cut.map(|c| alloc(Class::Weights, c.total(n.into()))).transpose()?;
     }
-    let x = View::dense(alloc(rows as u64 * k as u64 * 4)?, Act::F32, rows, k);
-    let out = View::dense(alloc(rows as u64 * n as u64 * 4)?, Act::F32, rows, n);
+    let x = View::dense(alloc(Class::Workspace, rows as u64 * k as u64 * 4)?, Act::F32, rows, k);
+    let out = View::dense(alloc(Class::Workspace, rows as u64 * n as u64 * 4)?, Act::F32, rows, n);
     // Touched, so that pages exist; what the bytes mean does not change the time.
     for plane in planes.into_iter().flatten() {
         dev.host_mut(plane).ok_or("not a host device")?.fill(0x11);

@@ -83,7 +83,8 @@ pub trait Device: Send {
     fn load_rows(&mut self, dst: &Mat, first: u64, rows: u64, src: &[u8]) -> Result<Fence>;
     /// Waits for everything enqueued, then copies the start of `src` out. The only wait. Not inside a graph.
     fn read(&mut self, src: Buf, dst: &mut [u8]) -> Result<()>;
-    /// Tells which role the rows of the coming ops have. Only devices that measure listen.
+    /// Tells which role the rows of the coming ops have. How many threads they get, or under which
+    /// name they are counted, may follow from it, never a result.
     fn step_begins(&mut self, _class: RowClass) {}
     /// Tells that what follows belongs to no step.
     fn step_ends(&mut self) {}

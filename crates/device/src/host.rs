@@ -4,15 +4,22 @@ use crate::arena::{Arena, Region};
 use crate::error::{Error, Result};
 use crate::view::{Act, AllocId, Buf, View};
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
-use memory::{RegionSizes, Reservation};
+use memory::{Class, RegionSizes, Reservation};
 use std::collections::BTreeMap;
 
 const PAGE: u64 = 4096;
+/// A large page, which one entry of the address cache covers and hardware prefetches across.
+const LARGE: usize = 2 << 20;
 
 /// Zeroed, page-aligned memory of its own mapping: pages that are never touched cost nothing, and all of it goes back
 /// to the system when it is dropped.
+///
+/// Weights, of which every byte is used, ask the system for large pages as far as whole ones fit: `docs/experiments.md`,
+/// E10. What is left behind the last of them lies in small ones, so that no more is resident than was paid for.
 struct Block {
     map: MmapRaw,
+    /// Where it begins in the mapping, and its bytes from there on.
+    first: usize,
     size: u64,
 }
 
@@ -27,14 +34,35 @@ impl Block {
             how.no_reserve_swap();
         }
         let map = how.map_anon().map_err(|_| none)?;
-        Ok(Block { map: map.into(), size: bytes.max(1) })
+        Ok(Block { map: map.into(), first: 0, size: bytes.max(1) })
     }
+    /// All of which will be used.
+    fn dense(bytes: u64) -> Result<Self> {
+        let large = usize::try_from(bytes).map_or(0, |b| b / LARGE * LARGE);
+        if large == 0 {
+            return Block::new(bytes, true);
+        }
+        // Large pages lie at multiples of their size: addresses in front of the first are not used.
+        let mut block = Block::new(bytes.saturating_add(LARGE as u64), true)?;
+        let at = block.map.as_mut_ptr().addr();
+        (block.first, block.size) = (at.next_multiple_of(LARGE) - at, bytes);
+        block.ask_for_large_pages(large);
+        Ok(block)
+    }
+    /// Advice only: where the system has no large pages, or none free, small ones do.
+    #[cfg(target_os = "linux")]
+    fn ask_for_large_pages(&self, bytes: usize) {
+        let _ = self.map.advise_range(memmap2::Advice::HugePage, self.first, bytes);
+    }
+    #[cfg(not(target_os = "linux"))]
+    fn ask_for_large_pages(&self, _: usize) {}
+
     /// Gives the memory of whole pages back; they read as zero from then on.
     fn discard(&self, off: u64, len: u64) -> Result<()> {
         // SAFETY: the range is bounds-checked by the callee against this private anonymous mapping, which nobody else
         // maps; that its bytes become zero is what the caller asks for, and no reference into them is alive, because
         // references are only handed out for the time of a borrow of `HostMemory`, which is `&mut` here.
-        unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, off as usize, len as usize) }
+        unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, self.first + off as usize, len as usize) }
             .map_err(|e| Error::Other(Box::new(e)))
     }
 }
@@ -98,7 +126,7 @@ impl HostMemory {
     /// [`Error::OutOfMemory`].
     pub fn alloc(&mut self, r: Reservation) -> Result<Buf> {
         let bytes = r.bytes();
-        let block = Block::new(bytes, true)?;
+        let block = if r.class() == Class::Weights { Block::dense(bytes)? } else { Block::new(bytes, true)? };
         Ok(Buf::whole(self.insert(Held::Own(block, Some(r))), bytes))
     }
     /// Gives an allocation back.
@@ -172,7 +200,9 @@ impl HostMemory {
     fn locate(&self, b: &Buf) -> Result<(*mut u8, bool)> {
         let held = self.allocs.get(b.alloc.0 as usize).and_then(Option::as_ref).ok_or(Error::BadBuf)?;
         let (ptr, size, owned) = match held {
-            Held::Own(block, _) | Held::Range(block, _) => (block.map.as_mut_ptr(), block.size, true),
+            Held::Own(block, _) | Held::Range(block, _) => {
+                (block.map.as_mut_ptr().wrapping_add(block.first), block.size, true)
+            }
             Held::Borrowed(s) => (s.as_ptr().cast_mut(), s.len() as u64, false),
         };
         let inside = b.off.checked_add(b.len).is_some_and(|e| e <= size);
@@ -242,6 +272,19 @@ mod tests {
 
     fn paid(l: &Ledger, bytes: u64) -> Reservation {
         l.reserve(Tier::Host, Class::Kv, "test", bytes).unwrap()
+    }
+
+    #[test]
+    fn weights_begin_at_large_pages_and_are_zero() {
+        let l = Ledger::new(&[(Tier::Host, 1 << 30)]);
+        let mut m = HostMemory::new(RegionSizes::default()).unwrap();
+        for bytes in [1, LARGE as u64 - 1, LARGE as u64, 3 * LARGE as u64 + 5] {
+            let b = m.alloc(l.reserve(Tier::Host, Class::Weights, "test", bytes).unwrap()).unwrap();
+            assert_eq!(m.ptr(&b).unwrap().addr() % if bytes < LARGE as u64 { PAGE as usize } else { LARGE }, 0);
+            assert!(m.bytes(&b).unwrap().iter().all(|&x| x == 0));
+            m.bytes_mut(&b).unwrap().fill(1);
+            assert_eq!(m.free(b).unwrap().bytes(), bytes);
+        }
     }
 
     #[test]

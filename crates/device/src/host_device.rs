@@ -4,7 +4,7 @@ use crate::arena::Arena;
 use crate::device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn, load_file_rows, outside_graph};
 use crate::error::{Error, Result};
 use crate::host::HostMemory;
-use crate::op::Op;
+use crate::op::{Op, RowClass};
 use crate::view::{Buf, Mat};
 use memory::{RegionSizes, Reservation};
 
@@ -12,6 +12,8 @@ use memory::{RegionSizes, Reservation};
 pub trait Kernels: Send {
     /// Bytes of scratch for an op: see [`ScratchFn`].
     fn scratch(op: &Op, caps: &Caps) -> u64;
+    /// Tells which role the rows of the coming ops have.
+    fn step_begins(&mut self, _class: RowClass) {}
     /// Runs a checked op. `scratch` has the bytes that [`scratch`](Self::scratch) asked for.
     fn execute(&mut self, mem: &HostMemory, op: &Op, scratch: Buf) -> Result<()>;
 }
@@ -91,6 +93,9 @@ impl<K: Kernels> Device for HostDevice<K> {
         outside_graph(self, "read")?;
         dst.copy_from_slice(self.mem.bytes(&src)?.get(..dst.len()).ok_or(Error::BadBuf)?);
         Ok(())
+    }
+    fn step_begins(&mut self, class: RowClass) {
+        self.kernels.step_begins(class);
     }
     fn enqueue(&mut self, op: &Op, scratch: Buf) -> Result<()> {
         self.kernels.execute(&self.mem, op, scratch)

@@ -110,15 +110,16 @@ fn weights_are_not_read_beyond_their_end() {
     // The last byte of the matrix is the last byte of its allocation, and bytes in front and behind are all ones, which
     // as scales would be NaN.
     let mut rng = Rng(5);
-    for dtype in dtypes() {
-        let (w, x) = (Weights::random(&mut rng, dtype, 5, 256), rng.values(256));
+    // A whole tile and less than one.
+    for (dtype, n) in dtypes().flat_map(|d| [(d, 5), (d, 16)]) {
+        let (w, x) = (Weights::random(&mut rng, dtype, n, 256), rng.values(256));
         let fenced: Vec<u8> = [&[0xFF; 64], &w.bytes[..], &[0xFF; 4096]].concat();
         for isa in isas() {
             let mut rig = Rig::cpu(isa, 1);
             let whole = rig.bytes(&fenced);
             let mut m = rig.mat(&w, 0);
             m.planes[0] = whole.slice(64, w.bytes.len() as u64);
-            let (x, out) = (rig.floats(&x, 256), rig.floats(&[f32::NAN; 5], 5));
+            let (x, out) = (rig.floats(&x, 256), rig.floats(&vec![f32::NAN; n], n));
             rig.dev.run(Op::Linear { out, x, w: m, bias: None, add: false, class: RowClass::Few }).unwrap();
             assert!(rig.read(out).iter().all(|y| y.is_finite()), "{dtype} {isa:?}");
         }

@@ -315,6 +315,10 @@ impl Reservation {
     pub fn tier(&self) -> Tier {
         self.tier
     }
+    /// What they are for.
+    pub fn class(&self) -> Class {
+        self.class
+    }
     /// Takes `by` more bytes.
     ///
     /// # Errors

@@ -295,7 +295,7 @@ fn geometries_keep_and_read_the_bytes_of_the_real_models() {
             &Options { sparse: true, resize: Resize { vocab: Some(512), ..Resize::default() }, ..small(geometry, to) },
         );
         let o = engine::open::Opened::open(out).unwrap();
-        let kv = vec![KvSpec { main: KvFormat::Bf16 }; o.family.spec().n_layers as usize];
+        let kv = vec![KvSpec::of(KvFormat::Bf16); o.family.spec().n_layers as usize];
         let (mut grows, mut rings) = (0, 0);
         for d in o.family.state(&kv) {
             match d.stream {

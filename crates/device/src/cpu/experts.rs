@@ -9,6 +9,7 @@ use super::lanes::{Lanes, Work, dispatch};
 use super::mat::TILE;
 use super::product::{Acts, Matrix, SMALL, Scratch, acts_bytes, tiles_per_task};
 use super::ptr::Ptr;
+use super::share::share_out;
 use super::span::vector;
 use crate::error::{Error, Result};
 use crate::op::{Acc, Part, Pick, Routing};
@@ -147,12 +148,17 @@ fn rows_of(plan: &Plan, k: usize) -> Vec<usize> {
 
 /// Runs `f(expert, tiles)` so that every expert meets every tile.
 fn each_expert(cx: &Cx, plan: &Plan, of: &Matrix, f: &(dyn Fn(&Expert, Range<usize>) + Sync)) -> Result<()> {
-    let per = tiles_per_task(of.tiles() * plan.experts.len(), cx.pool.width());
-    let chunks = of.tiles().div_ceil(per);
+    let (each, all) = (of.tiles(), of.tiles() * plan.experts.len());
+    let per = tiles_per_task(all, cx.pool.width());
     let width = if plan.places.len() * of.n * of.k < SMALL { 1 } else { cx.pool.width() };
-    cx.pool.run_on(width, plan.experts.len() * chunks, &|_, task| {
-        let chunk = task % chunks;
-        f(&plan.experts[task / chunks], chunk * per..of.tiles().min((chunk + 1) * per));
+    share_out(cx.pool, width, all, per, &|mut run| {
+        // A run of tiles may begin in one expert and end in the next.
+        while !run.is_empty() {
+            let (expert, first) = (run.start / each, run.start % each);
+            let here = first..each.min(first + run.len());
+            run.start += here.len();
+            f(&plan.experts[expert], here);
+        }
     })
 }
 
@@ -233,7 +239,7 @@ fn down_to_sum(cx: &Cx, g: &Group, plan: &Plan, x: &Acts, to: &View) -> Result<(
     let tiles = first.down.tiles();
     let per = tiles_per_task(tiles, cx.pool.width());
     let width = if plan.places.len() * first.down.n * first.down.k < SMALL { 1 } else { cx.pool.width() };
-    cx.pool.run_on(width, tiles.div_ceil(per), &|_, task| {
+    share_out(cx.pool, width, tiles, per, &|tiles| {
         for e in &plan.experts {
             let places = &plan.places[e.places.clone()];
             let put = |i: usize, column: usize, v: &[f32]| {
@@ -248,7 +254,7 @@ fn down_to_sum(cx: &Cx, g: &Group, plan: &Plan, x: &Acts, to: &View) -> Result<(
                 y.iter_mut().zip(out).for_each(|(y, v)| *y += w * *v);
             };
             // SAFETY: `x` holds all places, and nobody writes them now.
-            unsafe { e.down.product(x, places.len(), |i| places[i], task * per..tiles.min((task + 1) * per), put) }
+            unsafe { e.down.product(x, places.len(), |i| places[i], tiles.clone(), put) }
         }
     })
 }

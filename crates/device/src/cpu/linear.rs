@@ -2,6 +2,7 @@
 
 use super::Cx;
 use super::product::{Acts, Matrix, SMALL, Scratch, acts_bytes, tiles_per_task};
+use super::share::share_out;
 use crate::error::Result;
 use crate::view::{Buf, Mat, View};
 
@@ -21,8 +22,7 @@ pub fn linear(cx: &Cx, out: &View, x: &View, w: &Mat, bias: Option<&Buf>, add: b
     let bias = bias.map(|b| cx.floats(b)).transpose()?;
     let per = tiles_per_task(m.tiles(), cx.pool.width());
     let width = if rows * m.n * m.k < SMALL { 1 } else { cx.pool.width() };
-    cx.pool.run_on(width, m.tiles().div_ceil(per), &|_, task| {
-        let tiles = task * per..m.tiles().min((task + 1) * per);
+    share_out(cx.pool, width, m.tiles(), per, &|tiles| {
         let put = |row: usize, column: usize, values: &[f32]| {
             // SAFETY: inside a checked view, and no other task has these columns.
             let y = unsafe { y.slice_mut(row * stride + column, values.len()) };

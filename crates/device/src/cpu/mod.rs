@@ -16,13 +16,15 @@ mod product;
 mod ptr;
 mod recurrent;
 mod rows;
+mod share;
 mod span;
+mod topology;
 
 use crate::device::Caps;
 use crate::error::{Error, Result};
 use crate::host::HostMemory;
 use crate::host_device::{HostDevice, Kernels};
-use crate::op::Op;
+use crate::op::{Op, RowClass};
 use crate::view::{Buf, View};
 use memory::RegionSizes;
 use pool::Pool;
@@ -36,7 +38,8 @@ pub type Cpu = HostDevice<CpuKernels>;
 /// How a [`Cpu`] is made.
 #[derive(Clone, Debug, Default)]
 pub struct CpuOptions {
-    /// Threads that run an op; as many as the process may run at once where absent.
+    /// Threads that run an op. Where absent, one for each core that the process may use; where cores are of two kinds,
+    /// rows of class Few stay on the fast ones.
     pub threads: Option<usize>,
     /// Instruction set; the best one of this machine where absent.
     pub isa: Option<Isa>,
@@ -46,6 +49,8 @@ pub struct CpuOptions {
 pub struct CpuKernels {
     pool: Pool,
     isa: Isa,
+    /// Threads that ops of class Few run on, and all of them.
+    width: [usize; 2],
 }
 
 /// What an op is run with.
@@ -82,7 +87,13 @@ impl Cpu {
     /// [`crate::Error::NoIsa`], [`crate::Error::Threads`], [`crate::Error::OutOfMemory`].
     pub fn new(options: CpuOptions, sizes: RegionSizes) -> Result<Self> {
         let caps = Self::caps_of(&options)?;
-        let kernels = CpuKernels { pool: Pool::new(caps.threads as usize)?, isa: Isa::choose(options.isa)? };
+        let (threads, choice) = (caps.threads as usize, topology::here());
+        let (few, on) = match options.threads {
+            Some(_) => (threads, None),
+            None => (choice.few, choice.processors_to_keep_to()),
+        };
+        let width = [few.clamp(1, threads), threads];
+        let kernels = CpuKernels { pool: Pool::new(threads, on)?, isa: Isa::choose(options.isa)?, width };
         HostDevice::with_kernels(kernels, caps, sizes)
     }
     /// What a device with these options is: a meter with the same caps and [`CpuKernels::scratch`](Kernels::scratch)
@@ -93,7 +104,7 @@ impl Cpu {
     pub fn caps_of(options: &CpuOptions) -> Result<Caps> {
         let isa = Isa::choose(options.isa)?;
         let bf16 = if isa == Isa::Avx512 && isa::has_bf16() { "+bf16" } else { "" };
-        let threads = options.threads.unwrap_or_else(Pool::default_threads).clamp(1, 1024) as u32;
+        let threads = options.threads.unwrap_or_else(|| topology::here().processors.len()).clamp(1, 1024) as u32;
         Ok(Caps { name: "cpu", isa: format!("{}{bf16}", isa.name()), threads, borrows_host: true })
     }
 }
@@ -121,6 +132,9 @@ impl Kernels for CpuKernels {
             Op::Combine { .. } => 0,
             Op::GatherRows { .. } => 0,
         }
+    }
+    fn step_begins(&mut self, class: RowClass) {
+        self.pool.narrow(self.width[(class == RowClass::Many) as usize]);
     }
     fn execute(&mut self, mem: &HostMemory, op: &Op, scratch: Buf) -> Result<()> {
         let cx = &Cx { mem, pool: &self.pool, isa: self.isa, scratch };

@@ -132,30 +132,50 @@ pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     busy: AtomicBool,
+    /// Threads that jobs get at most.
+    limit: AtomicUsize,
 }
 
+/// Lets the calling thread run on these processors only. Where the system refuses, it runs anywhere.
+#[cfg(target_os = "linux")]
+fn keep_to(processors: &[usize]) {
+    let mut set = rustix::thread::CpuSet::new();
+    processors.iter().filter(|&&i| i < rustix::thread::CpuSet::MAX_CPU).for_each(|&i| set.set(i));
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn keep_to(_: &[usize]) {}
+
 impl Pool {
-    /// `threads` in all, the caller included; at least one.
+    /// `threads` in all, the caller included; at least one. Those that are made here run on `processors` only, where
+    /// that is said; the caller stays where it is.
     ///
     /// # Errors
     /// [`Error::Threads`] when the system refuses one.
-    pub fn new(threads: usize) -> Result<Self> {
+    pub fn new(threads: usize, processors: Option<Vec<usize>>) -> Result<Self> {
+        let processors = processors.map(Arc::new);
         let shared = Arc::new(Shared { ticket: AtomicU64::new(ticket(0, CLOSED)), ..Shared::default() });
-        let mut pool = Pool { shared, threads: Vec::new(), busy: AtomicBool::new(false) };
+        let mut pool =
+            Pool { shared, threads: Vec::new(), busy: AtomicBool::new(false), limit: AtomicUsize::new(threads.max(1)) };
         for worker in 1..threads {
-            let shared = pool.shared.clone();
+            let (shared, processors) = (pool.shared.clone(), processors.clone());
             let thread = std::thread::Builder::new().name(format!("kernel-{worker}"));
-            pool.threads.push(thread.spawn(move || shared.serve(worker)).map_err(Error::Threads)?);
+            let serve = move || {
+                processors.iter().for_each(|p| keep_to(p));
+                shared.serve(worker)
+            };
+            pool.threads.push(thread.spawn(serve).map_err(Error::Threads)?);
         }
         Ok(pool)
     }
-    /// The threads this process may run at once.
-    pub fn default_threads() -> usize {
-        std::thread::available_parallelism().map_or(1, usize::from)
-    }
-    /// Threads, the caller included.
+    /// Threads that a job gets, the caller included.
     pub fn width(&self) -> usize {
-        self.threads.len() + 1
+        self.limit.load(Relaxed)
+    }
+    /// Gives the coming jobs at most `threads` of them.
+    pub fn narrow(&self, threads: usize) {
+        self.limit.store(threads.clamp(1, self.threads.len() + 1), Relaxed);
     }
     /// Runs `f(task)` for every task below `tasks`, on all threads.
     ///
@@ -222,7 +242,7 @@ mod tests {
     #[test]
     fn every_task_runs_once_for_any_width() {
         for threads in [1, 2, 3, 5] {
-            let pool = Pool::new(threads).unwrap();
+            let pool = Pool::new(threads, None).unwrap();
             for tasks in [0, 1, 2, 3, 7, 64, 1000] {
                 for width in [1, 2, threads, 9] {
                     let ran: Vec<_> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
@@ -240,7 +260,7 @@ mod tests {
     #[test]
     fn many_short_jobs_on_borrowed_memory() {
         // Each job owns fresh memory that dies right behind it: a worker that touched an old job would be seen.
-        let pool = Pool::new(4).unwrap();
+        let pool = Pool::new(4, None).unwrap();
         for round in 0..20_000usize {
             let out: Vec<AtomicUsize> = (0..round % 9).map(|_| AtomicUsize::new(0)).collect();
             pool.run(out.len(), &|t| _ = out[t].fetch_add(round + t, Relaxed)).unwrap();
@@ -254,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_worker_number_is_never_used_twice_at_once() {
-        let pool = Pool::new(3).unwrap();
+        let pool = Pool::new(3, None).unwrap();
         let inside: Vec<_> = (0..3).map(|_| AtomicBool::new(false)).collect();
         let f = |w: usize, _: usize| {
             assert!(!inside[w].swap(true, SeqCst));
@@ -268,7 +288,7 @@ mod tests {
 
     #[test]
     fn a_panic_is_an_error_and_the_pool_lives_on() {
-        let pool = Pool::new(3).unwrap();
+        let pool = Pool::new(3, None).unwrap();
         for bad in 0..20 {
             let e = pool.run(20, &|t| assert!(t != bad, "task {t} is bad")).unwrap_err();
             assert!(matches!(&e, Error::Panicked(m) if m.contains(&format!("task {bad} is bad"))), "{e}");
@@ -281,8 +301,18 @@ mod tests {
     }
 
     #[test]
+    fn a_narrow_pool_uses_fewer_threads() {
+        let pool = Pool::new(3, Some(vec![0])).unwrap();
+        for (asked, width) in [(2, 2), (0, 1), (9, 3)] {
+            pool.narrow(asked);
+            assert_eq!(pool.width(), width);
+            pool.run_on(3, 50, &|w, _| assert!(w < width)).unwrap();
+        }
+    }
+
+    #[test]
     fn a_job_inside_a_job_runs_in_place() {
-        let pool = Pool::new(2).unwrap();
+        let pool = Pool::new(2, None).unwrap();
         let ran = AtomicUsize::new(0);
         pool.run(4, &|_| pool.run(5, &|_| _ = ran.fetch_add(1, Relaxed)).unwrap()).unwrap();
         assert_eq!(ran.into_inner(), 20);
@@ -290,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_pool_shared_by_threads_keeps_its_jobs_apart() {
-        let pool = Pool::new(3).unwrap();
+        let pool = Pool::new(3, None).unwrap();
         std::thread::scope(|s| {
             for _ in 0..3 {
                 s.spawn(|| {

@@ -170,7 +170,7 @@ impl Scratch {
     }
 }
 
-/// How many tiles a task takes: enough tasks for threads to even out, few enough to keep activations in cache.
+/// How many tiles a thread takes at a time: few enough for threads to even out, enough to keep activations in cache.
 pub fn tiles_per_task(tiles: usize, threads: usize) -> usize {
     (tiles / (threads * 8)).clamp(1, 8)
 }

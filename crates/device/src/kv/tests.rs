@@ -171,7 +171,7 @@ fn the_transform_is_its_matrix_and_the_rotation_has_an_inverse() {
     let mut y = x.clone();
     hadamard(&mut y);
     for (i, y) in y.iter().enumerate() {
-        let sign = |j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+        let sign = |j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
         let want: f32 = x.iter().enumerate().map(|(j, x)| sign(j) * x).sum();
         assert!((y - want).abs() < 1e-4);
     }

@@ -49,11 +49,12 @@ fn layer(
     class: RowClass,
     time: Duration,
 ) -> Result<f64> {
-    let mut alloc =
-        |bytes: u64| -> Result<Buf> { Ok(dev.alloc(ledger.reserve(Tier::Host, Class::Workspace, "doctor", bytes)?)?) };
-    let plane = alloc(dtype.row_bytes(k.into())? * u64::from(n))?;
-    let x = View::dense(alloc(u64::from(rows) * u64::from(k) * 4)?, Act::F32, rows, k);
-    let out = View::dense(alloc(u64::from(rows) * u64::from(n) * 4)?, Act::F32, rows, n);
+    let mut alloc = |class: Class, bytes: u64| -> Result<Buf> {
+        Ok(dev.alloc(ledger.reserve(Tier::Host, class, "doctor", bytes)?)?)
+    };
+    let plane = alloc(Class::Weights, dtype.row_bytes(k.into())? * u64::from(n))?;
+    let x = View::dense(alloc(Class::Workspace, u64::from(rows) * u64::from(k) * 4)?, Act::F32, rows, k);
+    let out = View::dense(alloc(Class::Workspace, u64::from(rows) * u64::from(n) * 4)?, Act::F32, rows, n);
     // Touched, so that pages exist; what the bytes mean does not change the time.
     for (buf, byte) in [(plane, 0x11), (x.buf, 0x3f)] {
         dev.host_mut(buf).into_iter().for_each(|b| b.fill(byte));

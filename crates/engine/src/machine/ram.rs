@@ -1,20 +1,16 @@
 //! How fast memory is read, by how many threads.
 
 use super::profile::RamRate;
+use device::{Cpu, CpuOptions, Device};
+use memory::{Class, Ledger, RegionSizes, Tier};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 /// Reads `bytes` (more than any cache holds) with 1, 2, 4, ... and `most` threads, each for `time`; the best pass of each.
 /// Empty where there is not that much memory.
 pub fn measure(bytes: u64, most: u32, time: Duration) -> Vec<RamRate> {
-    let words = (bytes / 8) as usize;
-    let mut data: Vec<u64> = Vec::new();
-    if words == 0 || data.try_reserve_exact(words).is_err() {
-        return Vec::new();
-    }
-    // Written, so that every page exists.
-    data.extend(0..words as u64);
-    counts(most).into_iter().map(|threads| rate(&data, threads, time)).collect()
+    let rates = |data: &[u8]| counts(most).into_iter().map(|threads| rate(data, threads, time)).collect();
+    with_weights(bytes, rates).unwrap_or_default()
 }
 
 /// Bytes of a quick test: more than any cache holds.
@@ -26,8 +22,21 @@ pub fn read_gbps(threads: u32, spare: u64) -> Option<f64> {
     if spare < QUICK || super::available_memory().is_some_and(|a| a < 2 * QUICK) {
         return None;
     }
-    let data: Vec<u64> = (0..QUICK / 8).collect();
-    Some(rate(&data, threads.max(1), Duration::from_millis(700)).gbps)
+    with_weights(QUICK, |data| rate(data, threads.max(1), Duration::from_millis(700)).gbps)
+}
+
+/// Calls `f` with as many written bytes as a device keeps weights in: whether pages are large makes half of the rate.
+fn with_weights<R>(bytes: u64, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
+    if bytes == 0 {
+        return None;
+    }
+    let ledger = Ledger::new(&[(Tier::Host, bytes)]);
+    let mut cpu = Cpu::new(CpuOptions { threads: Some(1), isa: None }, RegionSizes { step: 0, carry: 0 }).ok()?;
+    let buf = cpu.alloc(ledger.reserve(Tier::Host, Class::Weights, "doctor", bytes).ok()?).ok()?;
+    let data = cpu.host_mut(buf)?;
+    // Written, so that every page exists.
+    data.fill(1);
+    Some(f(data))
 }
 
 /// Powers of two below `most`, and `most`.
@@ -36,28 +45,31 @@ fn counts(most: u32) -> Vec<u32> {
     powers.take_while(|n| *n < most).chain([most.max(1)]).collect()
 }
 
-fn rate(data: &[u64], threads: u32, time: Duration) -> RamRate {
+fn rate(data: &[u8], threads: u32, time: Duration) -> RamRate {
     let (begin, mut best, mut passes) = (Instant::now(), f64::INFINITY, 0);
     while passes < 2 || begin.elapsed() < time {
         let start = Instant::now();
         std::thread::scope(|s| {
-            for part in data.chunks(data.len().div_ceil(threads as usize)) {
+            for part in data.chunks(data.len().div_ceil(threads as usize).next_multiple_of(LINE)) {
                 s.spawn(|| black_box(sum(part)));
             }
         });
         best = best.min(start.elapsed().as_secs_f64());
         passes += 1;
     }
-    let bytes = data.len() as u64 * 8;
+    let bytes = data.len() as u64;
     RamRate { threads, bytes, gbps: bytes as f64 / best / 1e9 }
 }
 
-/// Sixteen sums side by side, so that additions do not wait for each other.
-fn sum(data: &[u64]) -> u64 {
-    let mut sums = [0u64; 16];
-    for line in data.as_chunks::<16>().0 {
-        for (s, x) in sums.iter_mut().zip(line) {
-            *s = s.wrapping_add(*x);
+/// Bytes of one round of [`sum`].
+const LINE: usize = 128;
+
+/// Sixteen sums of words side by side, so that additions do not wait for each other.
+fn sum(data: &[u8]) -> u64 {
+    let mut sums = [0u64; LINE / 8];
+    for line in data.as_chunks::<LINE>().0 {
+        for (s, x) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
+            *s = s.wrapping_add(u64::from_le_bytes(*x));
         }
     }
     sums.iter().fold(0, |a, b| a.wrapping_add(*b))
@@ -74,7 +86,7 @@ mod tests {
 
     #[test]
     fn every_word_is_summed_and_rates_are_rates() {
-        assert_eq!(sum(&(0..64).collect::<Vec<u64>>()), 63 * 32);
+        assert_eq!(sum(&(0..64u64).flat_map(u64::to_le_bytes).collect::<Vec<u8>>()), 63 * 32);
         let r = measure(1 << 20, 3, Duration::ZERO);
         assert_eq!(
             r.iter().map(|r| (r.threads, r.bytes)).collect::<Vec<_>>(),

@@ -25,7 +25,6 @@ impl<S: Stored> Keys<S> {
     /// # Safety
     /// The tile lies in the page; queries from head `first` on have d floats.
     #[inline(always)]
-    #[expect(clippy::needless_range_loop, reason = "heads index several arrays at once")]
     pub unsafe fn score<L: Lanes, const H: usize>(
         &self,
         q: &[*const f32; HEADS],

@@ -9,7 +9,7 @@ pub use planes::planes;
 
 use super::quant::{self, GROUP};
 use super::tile::{CHUNK_GROUPS, chunk_bytes, locate};
-use super::tile_x86::{Eight, F16c, TileX86, prefetch};
+use super::tile_x86::{Eight, F16c, Scales, TileX86, prefetch};
 use super::{TILE, Weights};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -65,15 +65,12 @@ fn sum8(v: __m256i) -> i32 {
     _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32::<0b10_11_00_01>(v)))
 }
 
-/// A decoded chunk.
+/// The steps of a chunk, a lane per row.
 #[repr(C, align(64))]
-struct Panel {
-    /// `[group][half][j]`: codes 4j .. 4j + 4 of each of eight rows.
-    codes: [[[__m256i; 8]; 2]; CHUNK_GROUPS],
-    /// `[half][group]`.
-    scale: [[__m256i; CHUNK_GROUPS]; 2],
-    min: [[__m256i; CHUNK_GROUPS]; 2],
-    sub: [[[__m256i; CHUNK_GROUPS]; 2]; 2],
+struct Steps {
+    scale: [__m256i; CHUNK_GROUPS],
+    min: [__m256i; CHUNK_GROUPS],
+    sub: [[__m256i; CHUNK_GROUPS]; 2],
 }
 
 /// Transposes eight rows of eight 32-bit elements: vector j holds element j of each row.
@@ -101,49 +98,110 @@ fn transpose(row: impl Fn(usize) -> __m256i) -> [__m256i; 8] {
     y
 }
 
-/// Decodes `groups` groups of the chunks that start at `rows`; codes are made signed where the offset is 128.
-///
-/// # Safety
-/// AVX2, FMA, F16C; the rows' groups are readable; `panel` is writable.
+/// Transposes 32-bit elements of four vectors inside their 128-bit lanes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn decode<T: TileX86>(rows: &[[*const u8; 8]; 2], groups: usize, panel: &mut MaybeUninit<Panel>) {
-    let panel = panel.as_mut_ptr();
+fn in_lanes([a, b, c, d]: [__m256i; 4]) -> [__m256i; 4] {
+    let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+    let (ab2, cd2) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+    [
+        _mm256_unpacklo_epi64(ab, cd),
+        _mm256_unpackhi_epi64(ab, cd),
+        _mm256_unpacklo_epi64(ab2, cd2),
+        _mm256_unpackhi_epi64(ab2, cd2),
+    ]
+}
+
+/// Codes of group `g` of eight rows: vector j holds codes 4 j to 4 j + 3 of each, made signed where the offset is 128.
+///
+/// # Safety
+/// AVX2, FMA, F16C; the rows' groups are readable.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn columns<T: TileX86>(rows: &[*const u8; 8], g: usize) -> [__m256i; 8] {
+    let signed = |v: __m256i| if T::OFFSET == 128 { _mm256_xor_si256(v, _mm256_set1_epi8(-128)) } else { v };
     // SAFETY: the caller's promise.
     unsafe {
-        for (side, rows) in rows.iter().enumerate() {
+        if T::PACKED {
+            let row = |n: usize| _mm_loadu_si128(T::bytes(locate::<T>(rows[n], g).0).as_ptr().cast());
+            // Lane l of vector q is row 4 l + q.
+            let pair = |q: usize| _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(row(q)), row(4 + q));
+            let [a, b, c, d] = in_lanes([pair(0), pair(1), pair(2), pair(3)]);
+            let (a, b, c, d) = (T::split(a), T::split(b), T::split(c), T::split(d));
+            let low = [signed(a[0]), signed(b[0]), signed(c[0]), signed(d[0])];
+            [low[0], low[1], low[2], low[3], signed(a[1]), signed(b[1]), signed(c[1]), signed(d[1])]
+        } else {
+            transpose(|n| {
+                let (b, g) = locate::<T>(rows[n], g);
+                signed(T::vector(b, g))
+            })
+        }
+    }
+}
+
+/// Reads the steps of `groups` groups of the chunks that start at `rows`.
+///
+/// # Safety
+/// AVX2, FMA, F16C; the rows' groups are readable; `to` is writable.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn read_steps<T: TileX86>(rows: &[*const u8; 8], groups: usize, to: *mut Steps) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if T::GROUPS == 1 {
             for g in 0..groups {
-                (*panel).codes[g][side] = transpose(|n| {
-                    let (b, g) = locate::<T>(rows[n], g);
-                    let v = T::vector(b, g);
-                    if T::OFFSET == 128 { _mm256_xor_si256(v, _mm256_set1_epi8(-128)) } else { v }
-                });
-            }
-            if T::GROUPS == 1 {
-                for g in 0..groups {
-                    let (scale, min) = (&raw mut (*panel).scale[side][g], &raw mut (*panel).min[side][g]);
-                    for (n, row) in rows.iter().enumerate() {
-                        let steps = T::steps::<F16c>(locate::<T>(*row, g).0, 0);
-                        *scale.cast::<f32>().add(n) = steps.scale;
-                        if T::MIN {
-                            *min.cast::<f32>().add(n) = steps.min;
-                        }
+                let word = |n: usize, at: usize| {
+                    let block = rows[n].add(g * size_of::<T::Block>() + at);
+                    block.cast::<i16>().read_unaligned()
+                };
+                let eight = |at: usize| {
+                    let w = |n: usize| word(n, at);
+                    _mm256_cvtph_ps(_mm_setr_epi16(w(0), w(1), w(2), w(3), w(4), w(5), w(6), w(7)))
+                };
+                if let Scales::F16 { d, m } = T::SCALES {
+                    (*to).scale[g] = _mm256_castps_si256(eight(d));
+                    if T::MIN {
+                        (*to).min[g] = _mm256_castps_si256(eight(m));
+                    }
+                    continue;
+                }
+                let (scale, min) = (&raw mut (*to).scale[g], &raw mut (*to).min[g]);
+                for (n, row) in rows.iter().enumerate() {
+                    let steps = T::steps::<F16c>(locate::<T>(*row, g).0, 0);
+                    *scale.cast::<f32>().add(n) = steps.scale;
+                    if T::MIN {
+                        *min.cast::<f32>().add(n) = steps.min;
+                    }
+                    if T::SUB {
+                        *(&raw mut (*to).sub[0][g]).cast::<i32>().add(n) = steps.sub[0];
+                        *(&raw mut (*to).sub[1][g]).cast::<i32>().add(n) = steps.sub[1];
                     }
                 }
-            } else {
-                let mut steps = [Eight::zero(); 8];
-                for (steps, row) in steps.iter_mut().zip(rows) {
-                    *steps = T::eight(locate::<T>(*row, 0).0);
-                }
-                (*panel).scale[side] = transpose(|n| _mm256_castps_si256(steps[n].scale));
-                if T::MIN {
-                    (*panel).min[side] = transpose(|n| _mm256_castps_si256(steps[n].min));
-                }
-                if T::SUB {
-                    (*panel).sub[side] = [transpose(|n| steps[n].sub[0]), transpose(|n| steps[n].sub[1])];
-                }
+            }
+        } else {
+            let mut steps = [Eight::zero(); 8];
+            for (steps, row) in steps.iter_mut().zip(rows) {
+                *steps = T::eight(locate::<T>(*row, 0).0);
+            }
+            (*to).scale = transpose(|n| _mm256_castps_si256(steps[n].scale));
+            if T::MIN {
+                (*to).min = transpose(|n| _mm256_castps_si256(steps[n].min));
+            }
+            if T::SUB {
+                (*to).sub = [transpose(|n| steps[n].sub[0]), transpose(|n| steps[n].sub[1])];
             }
         }
+    }
+}
+
+/// How many sums of two products may be added in 16 bits before they could overflow: activations are at most 127.
+const fn deep<T: TileX86>() -> usize {
+    let most = if T::OFFSET == 128 { 128 } else { T::MOST };
+    match 32767 / (2 * 127 * most) {
+        8.. => 8,
+        4.. => 4,
+        2.. => 2,
+        _ => 1,
     }
 }
 
@@ -156,31 +214,34 @@ unsafe fn decode<T: TileX86>(rows: &[[*const u8; 8]; 2], groups: usize, panel: &
 unsafe fn dots<T: TileX86>(y: &[__m256i; 8], sub: &[__m256i; 2], x: [*const u8; 2], sums: [i32; 2]) -> __m256i {
     // SAFETY: the caller's promise.
     unsafe {
-        let four = |x: *const u8, j: usize| {
+        let two = |x: *const u8, j: usize| {
             let x = _mm256_set1_epi32(x.add(4 * j).cast::<i32>().read_unaligned());
-            // Pairs of products must stay inside 16 bits: 2 * 128 * 127 do, 2 * 255 * 127 would not.
-            let pairs = if T::OFFSET == 128 {
+            // 2 * 128 * 127 stays inside 16 bits, 2 * 255 * 127 would not.
+            if T::OFFSET == 128 {
                 _mm256_maddubs_epi16(_mm256_abs_epi8(y[j]), _mm256_sign_epi8(x, y[j]))
             } else {
                 _mm256_maddubs_epi16(y[j], x)
-            };
-            _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))
+            }
         };
-        let chain = |x: *const u8, first: usize, start: __m256i| {
-            (first..first + 4).fold(start, |acc, j| _mm256_add_epi32(acc, four(x, j)))
+        let chain = |x: *const u8, first: usize, n: usize, start: __m256i| {
+            let run = deep::<T>().min(n);
+            (first..first + n).step_by(run).fold(start, |acc, j| {
+                let pairs = (j + 1..j + run).fold(two(x, j), |sum, j| _mm256_add_epi16(sum, two(x, j)));
+                _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+            })
         };
         // The high plane counts 128 times the low one, which carries the offset.
-        let half = |first: usize, sum: i32| {
+        let part = |first: usize, n: usize, sum: i32| {
             let offset = if T::OFFSET == 128 { 0 } else { T::OFFSET };
-            let high = chain(x[0], first, _mm256_setzero_si256());
-            let low = chain(x[1], first, _mm256_set1_epi32(-offset * sum));
+            let high = chain(x[0], first, n, _mm256_setzero_si256());
+            let low = chain(x[1], first, n, _mm256_set1_epi32(-offset * sum));
             _mm256_add_epi32(_mm256_slli_epi32::<{ quant::SHIFT as i32 }>(high), low)
         };
-        let (a, b) = (half(0, sums[0]), half(4, sums[1]));
         if T::SUB {
+            let (a, b) = (part(0, 4, sums[0]), part(4, 4, sums[1]));
             _mm256_add_epi32(_mm256_mullo_epi32(a, sub[0]), _mm256_mullo_epi32(b, sub[1]))
         } else {
-            _mm256_add_epi32(a, b)
+            part(0, 8, sums[0] + sums[1])
         }
     }
 }
@@ -190,33 +251,34 @@ unsafe fn dots<T: TileX86>(y: &[__m256i; 8], sub: &[__m256i; 2], x: [*const u8; 
 pub unsafe fn blocks<T: TileX86>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]) {
     acc.fill([0.0; TILE]);
     let groups = w.k / GROUP;
-    let mut panel = MaybeUninit::uninit();
+    let mut steps = MaybeUninit::uninit();
     for first in (0..groups).step_by(CHUNK_GROUPS) {
         let here = CHUNK_GROUPS.min(groups - first);
         prefetch(w, TILE * w.row * first / groups, TILE * w.row * (first + here) / groups);
-        let at = |n: usize| w.at(n).wrapping_add(first / CHUNK_GROUPS * chunk_bytes::<T>());
-        let rows = [std::array::from_fn(at), std::array::from_fn(|n| at(n + 8))];
-        // SAFETY: the promise of `TileFn`. What is read of the panel was written by `decode` for the same groups.
-        unsafe {
-            decode::<T>(&rows, here, &mut panel);
-            let panel: *const Panel = panel.as_ptr();
-            for (g, side) in (0..here).flat_map(|g| [(g, 0), (g, 1)]) {
-                let y = (*panel).codes[g][side];
-                let scale = _mm256_castsi256_ps((*panel).scale[side][g]);
-                let min = if T::MIN { _mm256_castsi256_ps((*panel).min[side][g]) } else { scale };
-                let sub = if T::SUB { [(*panel).sub[side][0][g], (*panel).sub[side][1][g]] } else { [y[0]; 2] };
-                for (&x, acc) in x.iter().zip(acc.iter_mut()) {
-                    let of = quant::get_group(x, w.k, first + g);
-                    let high = x.add((first + g) * GROUP);
-                    let dot = dots::<T>(&y, &sub, [high, high.add(w.k)], of.sums);
-                    let by = _mm256_mul_ps(scale, _mm256_set1_ps(of.d));
-                    let acc = acc.as_mut_ptr().add(8 * side);
-                    let mut sum = _mm256_loadu_ps(acc);
-                    sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), by, sum);
-                    if T::MIN {
-                        sum = _mm256_fmadd_ps(min, _mm256_set1_ps(of.dsum), sum);
+        for side in [0, 8] {
+            let rows = std::array::from_fn(|n| w.at(side + n).wrapping_add(first / CHUNK_GROUPS * chunk_bytes::<T>()));
+            // SAFETY: the promise of `TileFn`. What is read of the steps was written for the same groups.
+            unsafe {
+                read_steps::<T>(&rows, here, steps.as_mut_ptr());
+                let steps: *const Steps = steps.as_ptr();
+                for g in 0..here {
+                    let y = columns::<T>(&rows, g);
+                    let scale = _mm256_castsi256_ps((*steps).scale[g]);
+                    let min = if T::MIN { _mm256_castsi256_ps((*steps).min[g]) } else { scale };
+                    let sub = if T::SUB { [(*steps).sub[0][g], (*steps).sub[1][g]] } else { [y[0]; 2] };
+                    for (&x, acc) in x.iter().zip(acc.iter_mut()) {
+                        let of = quant::get_group(x, w.k, first + g);
+                        let high = x.add((first + g) * GROUP);
+                        let dot = dots::<T>(&y, &sub, [high, high.add(w.k)], of.sums);
+                        let by = _mm256_mul_ps(scale, _mm256_set1_ps(of.d));
+                        let acc = acc.as_mut_ptr().add(side);
+                        let mut sum = _mm256_loadu_ps(acc);
+                        sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), by, sum);
+                        if T::MIN {
+                            sum = _mm256_fmadd_ps(min, _mm256_set1_ps(of.dsum), sum);
+                        }
+                        _mm256_storeu_ps(acc, sum);
                     }
-                    _mm256_storeu_ps(acc, sum);
                 }
             }
         }

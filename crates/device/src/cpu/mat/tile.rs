@@ -39,6 +39,8 @@ pub trait Tile {
     const GROUPS: usize;
     /// What is subtracted from a code.
     const OFFSET: i32;
+    /// The largest code, where `OFFSET` is not 128.
+    const MOST: i32 = 63;
     /// Whether `min` counts.
     const MIN: bool = false;
     /// Whether `sub` counts. Codes less their offset are then at most 32 and `sub` at most 128 in magnitude, so that the

@@ -33,6 +33,7 @@ impl Tile for Q4K {
     type Block = block::BlockQ4K;
     const GROUPS: usize = 8;
     const OFFSET: i32 = 0;
+    const MOST: i32 = 15;
     const MIN: bool = true;
     k_steps!();
     #[inline(always)]
@@ -48,6 +49,7 @@ impl Tile for Q5K {
     type Block = block::BlockQ5K;
     const GROUPS: usize = 8;
     const OFFSET: i32 = 0;
+    const MOST: i32 = 31;
     const MIN: bool = true;
     k_steps!();
     #[inline(always)]

@@ -16,13 +16,14 @@ fn fifth(qh: [u8; 4], i: usize) -> u8 {
 
 /// A format with a scale only.
 macro_rules! scaled {
-    ($name:ident, $block:ty, $offset:expr, $codes:expr) => {
+    ($name:ident, $block:ty, $offset:expr, $codes:expr $(, most $most:expr)?) => {
         #[doc = concat!("See [`", stringify!($block), "`].")]
         pub struct $name;
         impl Tile for $name {
             type Block = $block;
             const GROUPS: usize = 1;
             const OFFSET: i32 = $offset;
+            $(const MOST: i32 = $most;)?
             #[inline(always)]
             unsafe fn steps<H: Half>(b: &Self::Block, _: usize) -> Steps {
                 // SAFETY: the caller's promise.
@@ -39,13 +40,14 @@ macro_rules! scaled {
 
 /// A format with a scale and an offset of its own.
 macro_rules! shifted {
-    ($name:ident, $block:ty, $codes:expr) => {
+    ($name:ident, $block:ty, $codes:expr $(, most $most:expr)?) => {
         #[doc = concat!("See [`", stringify!($block), "`].")]
         pub struct $name;
         impl Tile for $name {
             type Block = $block;
             const GROUPS: usize = 1;
             const OFFSET: i32 = 0;
+            $(const MOST: i32 = $most;)?
             const MIN: bool = true;
             #[inline(always)]
             unsafe fn steps<H: Half>(b: &Self::Block, _: usize) -> Steps {
@@ -61,16 +63,16 @@ macro_rules! shifted {
     };
 }
 
-scaled!(Q4_0, block::BlockQ4_0, 8, |b| nibbles(&b.qs));
-shifted!(Q4_1, block::BlockQ4_1, |b| nibbles(&b.qs));
+scaled!(Q4_0, block::BlockQ4_0, 8, |b| nibbles(&b.qs), most 15);
+shifted!(Q4_1, block::BlockQ4_1, |b| nibbles(&b.qs), most 15);
 scaled!(Q5_0, block::BlockQ5_0, 16, |b| {
     let low = nibbles(&b.qs);
     std::array::from_fn(|i| low[i] | fifth(b.qh, i))
-});
+}, most 31);
 shifted!(Q5_1, block::BlockQ5_1, |b| {
     let low = nibbles(&b.qs);
     std::array::from_fn(|i| low[i] | fifth(b.qh, i))
-});
+}, most 31);
 scaled!(Q8_0, block::BlockQ8_0, 128, |b| b.qs.map(|q| q as u8 ^ 0x80));
 scaled!(Iq4Nl, block::BlockIq4Nl, 128, |b| nibbles(&b.qs).map(iq4));
 
@@ -109,6 +111,7 @@ impl Tile for Mxfp4 {
     type Block = block::BlockMxfp4;
     const GROUPS: usize = 1;
     const OFFSET: i32 = 12;
+    const MOST: i32 = 24;
     #[inline(always)]
     unsafe fn steps<H: Half>(b: &Self::Block, _: usize) -> Steps {
         // 2^(e - 128): below 2 the result is subnormal.

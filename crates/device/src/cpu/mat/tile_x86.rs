@@ -5,20 +5,71 @@ use super::tile::{Half, Tile};
 use super::tile32::{self, E2M1_CODES, IQ4_CODES};
 use super::tile256;
 use super::{TILE, Weights};
+use checkpoint::block;
 use std::arch::x86_64::*;
+use std::mem::offset_of;
 
-/// Asks for bytes `from .. to` behind the tile, which as a rule belong to the next tile. Kernels read many rows at a
-/// time and nothing that prefetches by itself makes sense of that; bytes asked for in their order it does.
+const _: () = assert!(
+    offset_of!(block::BlockQ4K, dmin) == offset_of!(block::BlockQ4K, d) + 2
+        && offset_of!(block::BlockQ4K, scales) == offset_of!(block::BlockQ4K, d) + 4
+        && offset_of!(block::BlockQ5K, dmin) == offset_of!(block::BlockQ5K, d) + 2
+        && offset_of!(block::BlockQ5K, scales) == offset_of!(block::BlockQ5K, d) + 4,
+    "`Scales::Six` says where they are"
+);
+
+/// Least distance of what is asked for ahead: small tiles are over before memory answers.
+const AHEAD: usize = 16 << 10;
+
+/// Asks for bytes `from .. to` behind the tile or a little further, which as a rule belong to the tiles that are next.
+/// Kernels read many rows at a time and nothing that prefetches by itself makes sense of that; bytes asked for in their
+/// order it does.
 #[inline(always)]
 pub fn prefetch(w: &Weights, from: usize, to: usize) {
+    let ahead = (TILE * w.row).max(AHEAD);
     for at in (from..to).step_by(64) {
         // SAFETY: every x86-64 CPU has it, and prefetching reads nothing, wherever it points.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(w.base.wrapping_add(TILE * w.row + at).cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(w.base.wrapping_add(ahead + at).cast()) }
     }
+}
+
+/// Where the steps of a block lie, for kernels that read those of sixteen rows at a time: byte offsets in the block.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Scales {
+    /// Blocks of 32 with an f16 scale at `d`, and an f16 offset at `m` where the format has one.
+    F16 { d: usize, m: usize },
+    /// Blocks of 32 with a scale of `2^(e - 128)`, a byte, 255 for NaN.
+    HalfPower { e: usize },
+    /// Blocks of 256: f16 scale and offset at `d`, behind them eight packed pairs of six bits that they multiply
+    /// (`checkpoint::block::unpack_scales`).
+    Six { d: usize },
+    /// Blocks of 256 with an f16 scale at `d` and sixteen signed bytes at `sub`.
+    Sub { d: usize, sub: usize },
+    /// Only [`Tile::steps`] and [`TileX86::eight`] know.
+    Other,
 }
 
 /// A tile decoder for vectors.
 pub trait TileX86: Tile {
+    /// Where steps lie.
+    const SCALES: Scales = Scales::Other;
+
+    /// Whether a block is 32 codes in sixteen bytes, code i below and code i + 16 above: such bytes are transposed before
+    /// they are taken apart.
+    const PACKED: bool = false;
+
+    /// The codes of a block that is [`PACKED`](Self::PACKED).
+    fn bytes(_: &Self::Block) -> &[u8; 16] {
+        &[0; 16]
+    }
+
+    /// Lower and upper codes of every one of them.
+    ///
+    /// # Safety
+    /// AVX2 is available.
+    unsafe fn split(v: __m256i) -> [__m256i; 2] {
+        [v; 2]
+    }
+
     /// [`Tile::codes`] in a register.
     ///
     /// # Safety
@@ -103,6 +154,22 @@ fn nibbles(qs: &[u8; 16]) -> __m256i {
     _mm256_and_si256(both, _mm256_set1_epi8(15))
 }
 
+/// Both nibbles of every byte.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn both(v: __m256i) -> [__m256i; 2] {
+    let low = _mm256_set1_epi8(15);
+    [_mm256_and_si256(v, low), _mm256_and_si256(_mm256_srli_epi16::<4>(v), low)]
+}
+
+/// `table` at both nibbles of every byte.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn look_both_up(table: &[u8; 16], v: __m256i) -> [__m256i; 2] {
+    let (table, [low, high]) = (_mm256_broadcastsi128_si256(load16(table)), both(v));
+    [_mm256_shuffle_epi8(table, low), _mm256_shuffle_epi8(table, high)]
+}
+
 /// `table[nibble]` of 16 bytes, all low nibbles first.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -131,8 +198,21 @@ fn shift(v: __m256i, n: usize) -> __m256i {
 
 /// Blocks of 32.
 macro_rules! small {
-    ($tile:ty, |$b:ident| $codes:expr) => {
+    ($tile:ty, $scales:expr, |$b:ident| $codes:expr $(, packed |$v:ident| $split:expr)?) => {
         impl TileX86 for $tile {
+            const SCALES: Scales = $scales;
+            $(
+                const PACKED: bool = true;
+                #[inline(always)]
+                fn bytes(b: &Self::Block) -> &[u8; 16] {
+                    &b.qs
+                }
+                #[inline]
+                #[target_feature(enable = "avx2")]
+                unsafe fn split($v: __m256i) -> [__m256i; 2] {
+                    $split
+                }
+            )?
             #[inline]
             #[target_feature(enable = "avx2")]
             unsafe fn vector($b: &Self::Block, _: usize) -> __m256i {
@@ -144,8 +224,9 @@ macro_rules! small {
 
 /// Blocks of 256.
 macro_rules! large {
-    ($tile:ty, |$b:ident, $g:ident| $codes:expr, |$whole:ident| $eight:expr) => {
+    ($tile:ty, $scales:expr, |$b:ident, $g:ident| $codes:expr, |$whole:ident| $eight:expr) => {
         impl TileX86 for $tile {
+            const SCALES: Scales = $scales;
             #[inline]
             #[target_feature(enable = "avx2")]
             unsafe fn vector($b: &Self::Block, $g: usize) -> __m256i {
@@ -157,6 +238,16 @@ macro_rules! large {
                 $eight
             }
         }
+    };
+}
+
+/// Where a block type has its f16 numbers.
+macro_rules! f16_at {
+    ($block:ident, $d:ident) => {
+        Scales::F16 { d: offset_of!(block::$block, $d), m: 0 }
+    };
+    ($block:ident, $d:ident, $m:ident) => {
+        Scales::F16 { d: offset_of!(block::$block, $d), m: offset_of!(block::$block, $m) }
     };
 }
 
@@ -181,18 +272,23 @@ fn pairs(d: [u8; 2], dmin: [u8; 2], s: &[u8; 12]) -> Eight {
     Eight::new(_mm256_mul_ps(splat(d), wide(scales)), _mm256_mul_ps(minus, wide(mins)))
 }
 
-small!(tile32::Q4_0, |b| nibbles(&b.qs));
-small!(tile32::Q4_1, |b| nibbles(&b.qs));
-small!(tile32::Q5_0, |b| _mm256_or_si256(nibbles(&b.qs), fifth_bits(b.qh)));
-small!(tile32::Q5_1, |b| _mm256_or_si256(nibbles(&b.qs), fifth_bits(b.qh)));
-small!(tile32::Q8_0, |b| {
+small!(tile32::Q4_0, f16_at!(BlockQ4_0, d), |b| nibbles(&b.qs), packed | v | both(v));
+small!(tile32::Q4_1, f16_at!(BlockQ4_1, d, m), |b| nibbles(&b.qs), packed | v | both(v));
+small!(tile32::Q5_0, f16_at!(BlockQ5_0, d), |b| _mm256_or_si256(nibbles(&b.qs), fifth_bits(b.qh)));
+small!(tile32::Q5_1, f16_at!(BlockQ5_1, d, m), |b| _mm256_or_si256(nibbles(&b.qs), fifth_bits(b.qh)));
+small!(tile32::Q8_0, f16_at!(BlockQ8_0, d), |b| {
     // SAFETY: 32 readable bytes; the load takes any alignment.
     let q = unsafe { _mm256_loadu_si256(b.qs.as_ptr().cast()) };
     _mm256_xor_si256(q, _mm256_set1_epi8(-128))
 });
-small!(tile32::Iq4Nl, |b| lookup(&IQ4_CODES, &b.qs));
-small!(tile32::Mxfp4, |b| lookup(&E2M1_CODES, &b.qs));
-large!(tile256::Iq4Xs, |b, g| lookup(&IQ4_CODES, &b.qs[g]), |b| {
+small!(tile32::Iq4Nl, f16_at!(BlockIq4Nl, d), |b| lookup(&IQ4_CODES, &b.qs), packed | v | look_both_up(&IQ4_CODES, v));
+small!(
+    tile32::Mxfp4,
+    Scales::HalfPower { e: offset_of!(block::BlockMxfp4, e) },
+    |b| lookup(&E2M1_CODES, &b.qs),
+    packed | v | look_both_up(&E2M1_CODES, v)
+);
+large!(tile256::Iq4Xs, Scales::Other, |b, g| lookup(&IQ4_CODES, &b.qs[g]), |b| {
     let low = _mm256_set1_epi32(i32::from_le_bytes(b.scales_l));
     let high = _mm256_set1_epi32(u16::from_le_bytes(b.scales_h) as i32);
     let low = _mm256_srlv_epi32(low, _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
@@ -219,11 +315,15 @@ impl TileX86 for tile256::Q3K {
         _mm256_or_si256(low, _mm256_slli_epi16::<2>(high))
     }
 }
-large!(tile256::Q4K, |b, g| _mm256_and_si256(shift(load32(&b.qs[g / 2]), 4 * (g % 2)), _mm256_set1_epi8(15)), |b| {
-    pairs(b.d, b.dmin, &b.scales)
-});
+large!(
+    tile256::Q4K,
+    Scales::Six { d: offset_of!(block::BlockQ4K, d) },
+    |b, g| _mm256_and_si256(shift(load32(&b.qs[g / 2]), 4 * (g % 2)), _mm256_set1_epi8(15)),
+    |b| pairs(b.d, b.dmin, &b.scales)
+);
 large!(
     tile256::Q5K,
+    Scales::Six { d: offset_of!(block::BlockQ5K, d) },
     |b, g| {
         let low = _mm256_and_si256(shift(load32(&b.qs[g / 2]), 4 * (g % 2)), _mm256_set1_epi8(15));
         let high = _mm256_and_si256(shift(load32(&b.qh), g), _mm256_set1_epi8(1));
@@ -233,6 +333,7 @@ large!(
 );
 large!(
     tile256::Q6K,
+    Scales::Sub { d: offset_of!(block::BlockQ6K, d), sub: offset_of!(block::BlockQ6K, scales) },
     |b, g| {
         let (half, quarter) = (g / 4, g % 4);
         let low = load32(&b.ql[64 * half + 32 * (quarter % 2)..]);

@@ -1,6 +1,6 @@
 //! E4M3 codes with scales per tile: decoded piece by piece, then multiplied as f32 weights are, to the bit.
 
-use super::sum;
+use super::floats::sum;
 use crate::cpu::mat::tile_x86::prefetch;
 use crate::cpu::mat::{TILE, Weights};
 use std::arch::x86_64::*;

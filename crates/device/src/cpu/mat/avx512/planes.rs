@@ -1,7 +1,7 @@
 //! Formats of several planes, or of two scales a group: as [`blocks`](super::blocks), with decoders that know a row by
 //! more than one address.
 
-use super::{gather, transpose};
+use super::transpose;
 use crate::cpu::mat::planes::{Row, rows};
 use crate::cpu::mat::planes_avx512::PlanesX512;
 use crate::cpu::mat::planes_x86::Eight;
@@ -212,4 +212,13 @@ pub unsafe fn planes<T: PlanesX512>(w: &Weights, x: &[*const u8], acc: &mut [[f3
             }
         }
     }
+}
+
+/// Sums each 128-bit lane of four vectors; sum q of lane l goes to lane 4 l + q.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn gather(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> __m512i {
+    let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
 }
