@@ -97,7 +97,7 @@ fn the_engine_answers_and_a_seed_repeats_its_answer_streamed_or_not() {
 fn the_engine_keeps_to_a_schema_and_to_tools() {
     let s = Served::start(&[&default_model()]);
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}, "ok": {"type": "boolean"}}, "required": ["n", "ok"], "additionalProperties": false});
-    let format = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}, "max_tokens": 200});
+    let format = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}, "max_tokens": 600});
     let r = s.json("/v1/chat/completions", &hello(format));
     let v: Value = serde_json::from_str(content(&r)).unwrap_or_else(|e| panic!("{e}: {r}"));
     assert!(v["n"].as_u64().is_some_and(|n| n < 100) && v["ok"].is_boolean(), "{v}");
