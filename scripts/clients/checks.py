@@ -35,6 +35,15 @@ def raises(kind, f):
     raise AssertionError(f"nothing was raised; {kind.__name__} was expected")
 
 
+def first_whole(ask):
+    """The first of a few answers that has an end: the built-in model is a toy and may fill its limit with white space."""
+    for seed in range(6):
+        answer = ask(seed)
+        if answer is not None:
+            return answer
+    raise AssertionError("no answer came to an end")
+
+
 def lines(text, n):
     """A prompt of many tokens."""
     return "\n".join(f"{text} {i}" for i in range(n))

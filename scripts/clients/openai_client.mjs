@@ -16,6 +16,15 @@ const tools = [{ type: 'function', function: { name: 'get_weather', description:
 const flat = tools.map((t) => ({ type: 'function', ...t.function }));
 const schema = { name: 'pet', strict: true, schema: { type: 'object', required: ['kind'], additionalProperties: false, properties: { kind: { enum: ['cat', 'dog'] } } } };
 
+// The built-in model is a toy and may fill its limit with white space: the first of a few answers that has an end.
+async function firstWhole(ask) {
+  for (let seed = 0; seed < 6; seed += 1) {
+    const answer = await ask(seed);
+    if ((answer.choices?.[0].finish_reason ?? answer.incomplete_details?.reason) !== (answer.choices ? 'length' : 'max_output_tokens')) return answer;
+  }
+  throw new Error('no answer came to an end');
+}
+
 const checks = {
   async 'models say their context'() {
     const list = (await model.models.list()).data;
@@ -49,7 +58,7 @@ const checks = {
   },
   async 'required and named tools are called'() {
     for (const tool_choice of ['required', { type: 'function', function: { name: 'get_weather' } }]) {
-      const a = await model.chat.completions.create({ model: 'any', messages, tools, tool_choice, seed: 1, max_tokens: 400, parallel_tool_calls: false });
+      const a = await firstWhole((seed) => model.chat.completions.create({ model: 'any', messages, tools, tool_choice, seed, max_tokens: 200, parallel_tool_calls: false, reasoning_effort: 'none' }));
       assert.equal(a.choices[0].finish_reason, 'tool_calls');
       const calls = a.choices[0].message.tool_calls;
       assert.equal(calls.length, 1);
@@ -73,7 +82,7 @@ const checks = {
     assert.equal(a.choices[0].message.content, 'Four.');
   },
   async 'a schema is followed'() {
-    const a = await model.chat.completions.create({ model: 'any', messages, max_tokens: 100, response_format: { type: 'json_schema', json_schema: schema } });
+    const a = await firstWhole((seed) => model.chat.completions.create({ model: 'any', messages, seed, max_tokens: 100, reasoning_effort: 'none', response_format: { type: 'json_schema', json_schema: schema } }));
     assert.ok(['cat', 'dog'].includes(JSON.parse(a.choices[0].message.content).kind));
   },
   async 'responses answer, stream, call and are kept'() {
@@ -83,9 +92,9 @@ const checks = {
     for await (const e of await model.responses.create({ ...kw, stream: true })) if (e.type === 'response.output_text.delta') text += e.delta;
     assert.equal(text, a.output_text);
     assert.equal((await model.responses.retrieve(a.id)).id, a.id);
-    const b = await model.responses.create({ model: 'any', input: 'Weather?', tools: flat, tool_choice: 'required', max_output_tokens: 400 });
+    const b = await firstWhole((seed) => model.responses.create({ model: 'any', input: 'Weather?', tools: flat, tool_choice: 'required', seed, max_output_tokens: 200, parallel_tool_calls: false, reasoning: { effort: 'none' } }));
     assert.ok(b.output.some((o) => o.type === 'function_call'));
-    const c = await model.responses.create({ model: 'any', input: 'A pet.', text: { format: { type: 'json_schema', ...schema } }, max_output_tokens: 100 });
+    const c = await firstWhole((seed) => model.responses.create({ model: 'any', input: 'A pet.', text: { format: { type: 'json_schema', ...schema } }, seed, max_output_tokens: 100, reasoning: { effort: 'none' } }));
     assert.ok(['cat', 'dog'].includes(JSON.parse(c.output_text).kind));
   },
   async 'errors are the package\'s own'() {

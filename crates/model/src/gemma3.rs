@@ -89,8 +89,10 @@ impl Gemma3 {
         let cfg = Config::new(c, &mut w, &spec)?;
         let interval = ["sliding_window_pattern", "_sliding_window_pattern"];
         let interval = interval.iter().find_map(|k| c.opt_u32(k, "")).filter(|&n| n > 0).unwrap_or(INTERVAL);
+        // Only files written here have it: those of the published models all repeat after six layers.
+        let pattern = c.opt_bools("attention.sliding_window_pattern").unwrap_or_default();
         let sliding = |l: u32| {
-            let listed = c.layer_is(l, "sliding_attention");
+            let listed = c.layer_is(l, "sliding_attention").or_else(|| pattern.get(l as usize).copied());
             listed.unwrap_or(!(l + 1).is_multiple_of(interval))
         };
         let embed = w.mat(Component::Embed, spec.vocab, spec.hidden, "token_embd.weight", "~embed_tokens.weight");
@@ -217,6 +219,8 @@ impl Family for Gemma3 {
         ] {
             out.set(&key(name), value);
         }
+        let sliding: Vec<bool> = self.layers.iter().map(|l| l.sliding).collect();
+        out.set(&key("attention.sliding_window_pattern"), sliding);
         out.set(&key("attention.scale"), c.scale);
         out.set(&key("attention.layer_norm_rms_epsilon"), c.eps);
         c.rotations[0].export(ARCH, out);

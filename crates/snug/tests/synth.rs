@@ -291,7 +291,10 @@ fn geometries_keep_and_read_the_bytes_of_the_real_models() {
         ("glm-4.5-air", "q4_0", 188_416, 0, 9_732_096),
     ] {
         let out = dir.path().join(geometry);
-        write(&out, &Options { sparse: true, resize: Resize::default(), ..small(geometry, to) });
+        write(
+            &out,
+            &Options { sparse: true, resize: Resize { vocab: Some(512), ..Resize::default() }, ..small(geometry, to) },
+        );
         let o = engine::open::Opened::open(out).unwrap();
         let kv = vec![KvSpec { main: KvFormat::Bf16 }; o.family.spec().n_layers as usize];
         let (mut grows, mut rings) = (0, 0);

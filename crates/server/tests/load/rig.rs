@@ -9,8 +9,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use text::{ChatTemplate, GgufVocab, Tokenizer};
+use text::ChatTemplate;
 use tokio::sync::oneshot;
+
+#[path = "../shared/vocabulary.rs"]
+mod vocabulary;
 
 /// Tools, reasoning, calls and results, in the manner of Qwen3.
 const TEMPLATE: &str = "\
@@ -29,24 +32,7 @@ const TEMPLATE: &str = "\
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}";
 
-/// A token for each byte, and a few special ones.
-fn tokenizer() -> Tokenizer {
-    let mut tokens: Vec<String> = (0..256).map(|b| format!("<0x{b:02X}>")).collect();
-    tokens.extend(
-        ["<unk>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
-            .map(str::to_owned),
-    );
-    let types = (0..tokens.len()).map(|i| if i < 256 { 6 } else { 3 }).collect();
-    let vocab = GgufVocab {
-        model: "llama",
-        scores: Some(vec![0.0; tokens.len()]),
-        tokens: tokens.iter().map(String::as_str).collect(),
-        token_types: Some(types),
-        eos: Some(258),
-        ..Default::default()
-    };
-    Tokenizer::from_gguf(&vocab).unwrap()
-}
+const MARKERS: &[&str] = &["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"];
 
 /// A running server. Dropping it stops it.
 pub struct Rig {
@@ -59,7 +45,7 @@ impl Rig {
     /// Starts one that follows a script.
     pub fn start(script: &str, change: impl FnOnce(&mut Config)) -> Self {
         let template = ChatTemplate::new(TEMPLATE).unwrap();
-        let voice = Arc::new(Voice::new(tokenizer(), Some(template), Some("qwen3")).unwrap());
+        let voice = Arc::new(Voice::new(vocabulary::vocabulary(MARKERS), Some(template), Some("qwen3")).unwrap());
         let script = Script::parse(script.as_bytes(), &voice.tokenizer).unwrap();
         let backend = Arc::new(script.backend("m", &voice, 256).unwrap());
         let loading = Loading::default();

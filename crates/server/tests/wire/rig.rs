@@ -10,8 +10,12 @@ use server::backend::{Backend, Facts, Job, Load, Refused, Ticket};
 use server::script::Script;
 use server::voice::Voice;
 use server::{Config, Loading, Ready, Server};
-use text::{ChatTemplate, GgufVocab, Tokenizer};
+use text::ChatTemplate;
 use tokio::sync::oneshot;
+
+#[path = "../shared/vocabulary.rs"]
+mod vocabulary;
+pub use vocabulary::vocabulary;
 
 /// Turns in ChatML, tools as JSON, reasoning and calls as Qwen writes them. It insists on the order of turns.
 pub const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system must come first') }}{% endif %}\
@@ -55,31 +59,6 @@ pub const MARKERS: &[&str] = &[
     "[THINK]",
     "[/THINK]",
 ];
-
-/// A vocabulary of bytes (id `n` is byte `n`), an end token and these markers.
-pub fn vocabulary(markers: &[&str]) -> Tokenizer {
-    let mut tokens: Vec<String> = (0..=255).map(|b| letter(b).to_string()).collect();
-    let mut types = vec![1; 256];
-    tokens.push("<eos>".into());
-    tokens.extend(markers.iter().map(|m| m.to_string()));
-    types.resize(tokens.len(), 3);
-    let vocab = GgufVocab {
-        model: "gpt2",
-        pre: Some("gpt-2"),
-        tokens: tokens.iter().map(String::as_str).collect(),
-        token_types: Some(types),
-        eos: Some(256),
-        ..Default::default()
-    };
-    Tokenizer::from_gguf(&vocab).unwrap()
-}
-
-/// How byte-level vocabularies write a byte: as itself if it prints, else as the next character behind 255.
-fn letter(byte: u8) -> char {
-    let prints = |b: u8| matches!(b, 33..=126 | 161..=172 | 174..=255);
-    let nth = (0..byte).filter(|b| !prints(*b)).count() as u32;
-    if prints(byte) { char::from(byte) } else { char::from_u32(256 + nth).unwrap() }
-}
 
 /// How to set up a [`Rig`].
 pub struct Setup {
