@@ -159,9 +159,13 @@ impl Voice {
         let Reading::Dialect { inside_reasoning, begun } = &p.reading else {
             return self.formatted(&r.format, Reasoning::Off);
         };
+        let never = self.dialect.reasoning_end().is_none();
         let reasoning = match () {
             () if *inside_reasoning && begun.is_empty() => Reasoning::Open,
-            () if !begun.is_empty() || (r.reasoning.enabled == Some(false) && self.dialect.name() != "harmony") => {
+            () if never
+                || !begun.is_empty()
+                || (r.reasoning.enabled == Some(false) && self.dialect.name() != "harmony") =>
+            {
                 Reasoning::Off
             }
             () => Reasoning::Allowed,
