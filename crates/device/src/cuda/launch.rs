@@ -73,9 +73,11 @@ impl Cuda {
         let fmt = match st.fmt {
             KvFormat::F32 => 0,
             KvFormat::Bf16 => 1,
-            #[allow(unreachable_patterns, reason = "formats without kernels here may come")]
             _ => return Err(Error::NoKernel { op: "attention", fmt: format!("{:?} history", st.fmt) }),
         };
+        if st.own.is_some() || st.sink.is_some() {
+            return Err(Error::NoKernel { op: "attention", fmt: "pages beside a history".into() });
+        }
         let (heads, d, ring) = (st.heads as i32, st.d as i32, st.ring as i32);
         Ok(args::Stream { p: self.at(&st.buf)?, page_bytes: st.page_bytes, fmt, heads, d, ring })
     }
