@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// Architectures with machine code, and one as PTX for cards that come later.
-const ARCHS: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_120", "compute_80"];
+/// Architectures with machine code (8.0 serves 8.6 to 8.9 too), and one as PTX for all other cards.
+const ARCHS: [&str; 3] = ["sm_80", "sm_90", "compute_80"];
 const UNITS: [&str; 8] = ["rows", "recurrent", "repack", "linear", "moe", "gemm", "attention", "flash"];
 
 #[derive(Args)]
