@@ -61,28 +61,68 @@ def load(model, arrays):
             d, config=config, attn_implementation="eager", dtype=torch.float32, output_loading_info=True)
     assert not report["missing_keys"] and not report["mismatched_keys"], report
     assert all(k.startswith(UNUSED) for k in report["unexpected_keys"]), report
-    n = sum(p.numel() for p in m.parameters())
+    # With buffers: some families store numbers that are no parameters. A tied head is its embedding.
+    n = sum(v.numel() for v in {v.data_ptr(): v for v in m.state_dict().values()}.values())
     assert n == sum(a.size for k, a in arrays.items() if not k.startswith(UNUSED)), "a tensor was not used"
     return m.eval()
 
 
+def softmax_router(layer):
+    """The Qwen mixtures, gpt-oss: a router that chooses by its logits."""
+    mlp = layer.mlp
+    return getattr(mlp, "gate", None) or getattr(mlp, "router", None), lambda r, out: torch.softmax(out[0].float(), -1)
+
+
+def gemma4_router(layer):
+    """Chooses by probabilities, which it gives out."""
+    return getattr(layer, "router", None), lambda r, out: out[0].float()
+
+
+def glm4_router(layer):
+    """Chooses by sigmoid scores with a correction, inside the best groups."""
+
+    def scores(r, out):
+        s = out[0].sigmoid() + r.e_score_correction_bias
+        groups = s.view(s.shape[0], r.num_group, -1)
+        best = groups.topk(2, -1).values.sum(-1).topk(r.topk_group, -1).indices
+        closed = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, False)
+        return groups.masked_fill(closed[..., None], float("-inf")).flatten(1)
+
+    return getattr(layer.mlp, "gate", None), scores
+
+
+ROUTERS = {"gemma4_text": gemma4_router, "glm4_moe": glm4_router}
+
+
 def watch_routers(m):
-    """Per layer, the softmax over all experts of the latest forward call."""
+    """Per layer with a mixture, what the latest forward call chose experts by."""
     probs = {}
+    of = ROUTERS.get(m.config.model_type, softmax_router)
     for l, layer in enumerate(m.model.layers):
-        gate = getattr(layer.mlp, "gate", None)
-        if gate is not None:
-            gate.register_forward_hook(
-                lambda _, __, out, l=l: probs.__setitem__(l, torch.softmax(out[0].float(), -1)))
+        router, scores = of(layer)
+        if router is not None and hasattr(router, "register_forward_hook") and not isinstance(router, torch.nn.Linear):
+            router.register_forward_hook(lambda r, _, out, l=l, scores=scores: probs.__setitem__(l, scores(r, out)))
     return probs
 
 
+def top_k(config):
+    """Experts a row uses, by whichever name the family has for it."""
+    names = ("num_experts_per_tok", "top_k_experts")
+    return next(k for k in (getattr(config, n, None) for n in names) if k)
+
+
 def routing(probs, k):
-    """expert ids [positions, layers, k] by falling probability, and two margins [positions, layers]."""
+    """expert ids [positions, layers, k] by falling score, and two margins [positions, layers]."""
     p = torch.stack([probs[l] for l in sorted(probs)], 1)
     top = p.topk(k + 1, -1)
     gaps = top.values[..., :-1] - top.values[..., 1:]
     return top.indices[..., :k], gaps[..., -1], gaps.min(-1).values
+
+
+def to_logits(m, hidden):
+    """Logits, capped where the family does."""
+    logits, cap = m.lm_head(hidden), getattr(m.config, "final_logit_softcapping", None)
+    return torch.tanh(logits / cap) * cap if cap else logits
 
 
 def greedy(m, ids):
@@ -175,7 +215,7 @@ def expectations(model):
     probs = watch_routers(m)
     ids = torch.from_numpy(token_ids(model))[None]
     hidden = m.model(ids, use_cache=False).last_hidden_state
-    logits = m.lm_head(hidden)[0]
+    logits = to_logits(m, hidden)[0]
     want = {
         "made_with": f"transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}, cpu, float32",
         "safetensors_sha256": tinygen.sha256(tinygen.safetensors_bytes(arrays)),
@@ -185,7 +225,7 @@ def expectations(model):
         "top2_gap": gap(logits),
     }
     if probs:
-        k = m.config.num_experts_per_tok
+        k = top_k(m.config)
         experts, margin, order = routing(probs, k)
         want["routing"] = {
             "experts": experts[:ROUTED].tolist(),

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::matrix::Scheme;
 use crate::meta::Hf;
 use crate::source::{Bytes, FileIds, Stored};
 use crate::{ByteRange, Error, FileId, Meta, Result, Source, TensorInfo, locate};
@@ -12,9 +13,10 @@ use crate::{ByteRange, Error, FileId, Meta, Result, Source, TensorInfo, locate};
 #[derive(Debug)]
 pub struct Checkpoint {
     meta: Meta,
-    files: Vec<Stored>,
+    files: Vec<Arc<Stored>>,
     tensors: Vec<TensorInfo>,
     index: HashMap<Arc<str>, usize>,
+    scheme: Scheme,
     vision: Vec<PathBuf>,
 }
 
@@ -33,7 +35,9 @@ impl Checkpoint {
 
     pub(crate) fn gguf(files: Vec<Stored>, meta: Meta, tensors: Vec<TensorInfo>) -> Self {
         let index = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
-        Self { meta, files, tensors, index, vision: Vec::new() }
+        let scheme = Scheme::of(meta.config());
+        let files = files.into_iter().map(Arc::new).collect();
+        Self { meta, files, tensors, index, scheme, vision: Vec::new() }
     }
 
     pub(crate) fn beside(self, vision: Vec<PathBuf>) -> Self {
@@ -82,6 +86,15 @@ impl Checkpoint {
         file.read_at(r.off, dst)
     }
 
+    /// The file of a range, for reading it when this checkpoint is gone.
+    ///
+    /// # Errors
+    /// [`Error::Shrunk`] when the range is not one of this checkpoint.
+    pub fn reader(&self, r: ByteRange) -> Result<Reader> {
+        let file = self.files.get(r.file.0 as usize).cloned();
+        file.map(Reader).ok_or_else(|| self.foreign(r))
+    }
+
     /// Checks that a tensor can be decoded, so that a format without a decoder is refused by name before anything is read.
     ///
     /// # Errors
@@ -103,7 +116,17 @@ impl Checkpoint {
         t.dtype.decode(&bytes, dst).map_err(self.named(t))
     }
 
-    fn named(&self, t: &TensorInfo) -> impl Fn(Error) -> Error {
+    /// The same with another configuration's settings of quantisation.
+    pub(crate) fn with_config(self, config: Option<&serde_json::Value>) -> Self {
+        Self { scheme: Scheme::of(config), ..self }
+    }
+
+    /// What the configuration says about quantisation.
+    pub(crate) fn scheme(&self) -> &Scheme {
+        &self.scheme
+    }
+
+    pub(crate) fn named(&self, t: &TensorInfo) -> impl Fn(Error) -> Error {
         let file = self.files.get(t.at.file.0 as usize).map_or_else(|| self.meta.file().into(), |f| f.name.clone());
         let tensor = t.name.to_string();
         move |e| Error::Tensor { file: file.clone(), tensor: tensor.clone(), why: e.to_string() }
@@ -127,15 +150,28 @@ impl Checkpoint {
 
     /// Which files these were when they were opened. For bytes in memory a checksum is computed.
     pub fn identity(&self) -> FileIds {
-        FileIds(self.files.iter().map(Stored::stamp).collect())
+        FileIds(self.files.iter().map(|f| f.stamp()).collect())
     }
 
     fn file(&self, r: ByteRange) -> Result<&Stored> {
-        self.files.get(r.file.0 as usize).ok_or_else(|| Error::Shrunk {
-            file: self.meta.file().into(),
-            off: r.off,
-            want: r.len,
-            have: 0,
-        })
+        self.files.get(r.file.0 as usize).map(Arc::as_ref).ok_or_else(|| self.foreign(r))
+    }
+
+    fn foreign(&self, r: ByteRange) -> Error {
+        Error::Shrunk { file: self.meta.file().into(), off: r.off, want: r.len, have: 0 }
+    }
+}
+
+/// An open file of a checkpoint. Several threads may read it at once.
+#[derive(Clone, Debug)]
+pub struct Reader(Arc<Stored>);
+
+impl Reader {
+    /// Fills `dst` from byte `off` of the file on.
+    ///
+    /// # Errors
+    /// [`Error::Shrunk`] when the file has become shorter, [`Error::Io`].
+    pub fn read_at(&self, off: u64, dst: &mut [u8]) -> Result<()> {
+        self.0.read_at(off, dst)
     }
 }

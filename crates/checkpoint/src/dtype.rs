@@ -1,9 +1,10 @@
-//! How numbers are stored: [`DType`] for one run of elements, [`Format`] for one logical matrix.
+//! How numbers of one run of elements are stored.
 
 use std::fmt;
 
 use half::{bf16, f16};
 
+use crate::float8::{e4m3, e8m0};
 use crate::{Block, Error, Result, Unwritable};
 
 /// How the elements of a tensor are stored. Little endian throughout.
@@ -54,19 +55,15 @@ pub enum DType {
 #[non_exhaustive]
 pub enum Opaque {
     Q8_1,
-    Q2K,
-    Q3K,
     Q8K,
     Iq2Xxs,
     Iq2Xs,
     Iq3Xxs,
     Iq1S,
-    Iq3S,
     Iq2S,
     Iq1M,
     Tq1_0,
     Tq2_0,
-    Nvfp4,
     Q1_0,
 }
 
@@ -75,19 +72,15 @@ impl Opaque {
     const fn row(self) -> (&'static str, usize, usize) {
         match self {
             Self::Q8_1 => ("Q8_1", 32, 36),
-            Self::Q2K => ("Q2_K", 256, 84),
-            Self::Q3K => ("Q3_K", 256, 110),
             Self::Q8K => ("Q8_K", 256, 292),
             Self::Iq2Xxs => ("IQ2_XXS", 256, 66),
             Self::Iq2Xs => ("IQ2_XS", 256, 74),
             Self::Iq3Xxs => ("IQ3_XXS", 256, 98),
             Self::Iq1S => ("IQ1_S", 256, 50),
-            Self::Iq3S => ("IQ3_S", 256, 110),
             Self::Iq2S => ("IQ2_S", 256, 82),
             Self::Iq1M => ("IQ1_M", 256, 56),
             Self::Tq1_0 => ("TQ1_0", 256, 54),
             Self::Tq2_0 => ("TQ2_0", 256, 66),
-            Self::Nvfp4 => ("NVFP4", 64, 36),
             Self::Q1_0 => ("Q1_0", 128, 18),
         }
     }
@@ -222,79 +215,5 @@ fn each<const N: usize>(src: &[u8], dst: &mut [f32], f: impl Fn([u8; N]) -> f32)
 fn put<const N: usize>(src: &[f32], dst: &mut [u8], f: impl Fn(f32) -> [u8; N]) {
     for (x, b) in src.iter().zip(dst.as_chunks_mut::<N>().0) {
         *b = f(*x);
-    }
-}
-
-/// OCP FP8 E4M3: bias 7, subnormals of 2^-9, 0x7F and 0xFF are NaN.
-fn e4m3(b: u8) -> f32 {
-    let (sign, e, m) = (b & 0x80, i32::from(b >> 3 & 15), f32::from(b & 7));
-    let magnitude = match (e, b & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => m * 2f32.powi(-9),
-        _ => (1.0 + m / 8.0) * 2f32.powi(e - 7),
-    };
-    if sign == 0 { magnitude } else { -magnitude }
-}
-
-/// OCP E8M0: 2^(e-127); 255 is NaN. 2^-127 is a subnormal f32.
-pub(crate) fn e8m0(e: u8) -> f32 {
-    match e {
-        0 => f32::from_bits(0x0040_0000),
-        255 => f32::NAN,
-        _ => f32::from_bits(u32::from(e) << 23),
-    }
-}
-
-/// How one logical matrix `[n, k]` is stored over one to four planes. A description that is agreed on between crates; this crate decodes `Plain` only.
-#[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
-pub enum Format {
-    /// One plane: row-major elements or blocks.
-    Plain(DType),
-    /// `w = scale * q + bias` with unsigned `bits`-wide codes in a little-endian bit stream and one scale and bias per `group` elements of a row.
-    Affine {
-        /// Bits of a code: 2, 3, 4, 5, 6 or 8.
-        bits: u8,
-        /// Elements that share a scale.
-        group: u16,
-    },
-    /// E2M1 nibbles (low nibble = even element) with one E8M0 scale per 32 elements in a second plane.
-    Mxfp4Hf,
-    /// E2M1 nibbles, one E4M3 scale per 16 elements, one f32 for the whole matrix.
-    Nvfp4 {
-        /// The global f32 divides instead of multiplying.
-        reciprocal: bool,
-    },
-    /// E4M3 codes with one scale per `tile` x `tile` square.
-    Fp8 {
-        /// Edge of a tile, usually 128.
-        tile: u16,
-    },
-    /// Eight signed-by-offset nibbles per 32-bit word along k, one scale per `group` elements.
-    Int4 {
-        /// Elements that share a scale.
-        group: u16,
-        /// Zero points are stored; without them the zero is 8.
-        zero: bool,
-    },
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Plain(d) => write!(f, "{d}"),
-            Self::Affine { bits, group } => write!(f, "affine {bits}-bit g{group}"),
-            Self::Mxfp4Hf => f.write_str("MXFP4 (two planes)"),
-            Self::Nvfp4 { reciprocal: false } => f.write_str("NVFP4"),
-            Self::Nvfp4 { reciprocal: true } => f.write_str("NVFP4 (reciprocal global scale)"),
-            Self::Fp8 { tile } => write!(f, "FP8 E4M3 t{tile}"),
-            Self::Int4 { group, zero: false } => write!(f, "int4 g{group}"),
-            Self::Int4 { group, zero: true } => write!(f, "int4 g{group} with zeros"),
-        }
-    }
-}
-
-impl From<DType> for Format {
-    fn from(d: DType) -> Self {
-        Self::Plain(d)
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::{DType, Unwritable};
+use crate::{DType, Format, Unwritable};
 
 /// A file's path (or what stands for it when the bytes are in memory), as messages show it.
 pub type FileName = Arc<str>;
@@ -45,6 +45,17 @@ pub enum Error {
         /// Storage type.
         dtype: DType,
     },
+    /// A matrix over several planes cannot be decoded or encoded.
+    #[error("{format}: {why}")]
+    Plane {
+        /// Format.
+        format: Format,
+        /// What does not fit.
+        why: String,
+    },
+    /// The tensors of a matrix do not fit each other.
+    #[error("{0}")]
+    Matrix(String),
     /// The values cannot be written in this type.
     #[error(transparent)]
     Unwritable(#[from] Unwritable),

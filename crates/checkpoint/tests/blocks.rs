@@ -212,7 +212,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_bytes_decode(b in 0usize..11, bytes in proptest::collection::vec(any::<u8>(), 3 * 256)) {
+    fn any_bytes_decode(b in 0usize..15, bytes in proptest::collection::vec(any::<u8>(), 3 * 256)) {
         let b = Block::ALL[b];
         let n = bytes.len() / b.bytes();
         let mut y = vec![0.0; n * b.elems()];

@@ -4,7 +4,7 @@
 mod common;
 
 use checkpoint::{Checkpoint, Error, fuzzing};
-use common::{open, valid_gguf, valid_safetensors};
+use common::{open, safetensors, valid_gguf, valid_safetensors};
 use proptest::prelude::*;
 
 struct Rng(u64);
@@ -70,6 +70,60 @@ fn thousands_of_mutated_files_open_or_are_refused() {
     }
     // Both must happen, or the loop tests nothing.
     assert!(opened > 500 && refused > 5000, "{opened} opened, {refused} refused");
+}
+
+/// One small matrix in every scheme, and a configuration that fits.
+fn schemes() -> (Vec<u8>, Vec<u8>) {
+    let tensors = [
+        ("a.weight", "U32", vec![4, 8]),
+        ("a.scales", "BF16", vec![4, 1]),
+        ("a.biases", "BF16", vec![4, 1]),
+        ("b.weight", "F8_E4M3", vec![20, 40]),
+        ("b.weight_scale_inv", "F32", vec![2, 3]),
+        ("c.weight", "U8", vec![3, 16]),
+        ("c.weight_scale", "F8_E4M3", vec![3, 2]),
+        ("c.weight_scale_2", "F32", vec![]),
+        ("d.weight_packed", "I32", vec![8, 4]),
+        ("d.weight_scale", "F16", vec![8, 1]),
+        ("d.weight_zero_point", "I32", vec![1, 1]),
+        ("d.weight_shape", "I64", vec![2]),
+        ("e_blocks", "U8", vec![2, 3, 1, 16]),
+        ("e_scales", "U8", vec![2, 3, 1]),
+        ("f.weight_packed", "U8", vec![3, 16]),
+        ("f.weight_scale", "F8_E4M3", vec![3, 2]),
+        ("f.weight_global_scale", "F32", vec![1]),
+    ];
+    let (mut at, mut entries, mut data) = (0, Vec::new(), Vec::new());
+    for (name, dtype, shape) in tensors {
+        let size = match dtype {
+            "F32" | "U32" | "I32" => 4,
+            "BF16" | "F16" => 2,
+            "I64" => 8,
+            _ => 1,
+        };
+        let end = at + size * shape.iter().product::<usize>();
+        entries.push(format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{at},{end}]}}"#));
+        match dtype {
+            "I64" => data.extend([8i64, 32].iter().flat_map(|d| d.to_le_bytes())),
+            _ => data.extend((at..end).map(|i| i as u8)),
+        }
+        at = end;
+    }
+    let config = r#"{"quantization":{"bits":4,"group_size":64,"x":{"bits":8}},"quantization_config":{"weight_block_size":[16,16]}}"#;
+    (config.into(), safetensors(&format!("{{{}}}", entries.join(",")), &data))
+}
+
+#[test]
+fn matrices_of_mutated_files_and_configurations_fit_or_are_refused() {
+    let mut r = Rng(0xF0F0);
+    let (config, file) = schemes();
+    for round in 0..6_000 {
+        let (mut config, mut file) = (config.clone(), file.clone());
+        for _ in 0..r.below(4) {
+            if round % 2 == 0 { mutate(&mut config, &mut r) } else { mutate(&mut file, &mut r) }
+        }
+        fuzzing::matrices(&config, &file);
+    }
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 use crate::arena::Arena;
 use crate::error::{Error, Result};
-use crate::op::{Acc, Op, Router, Routing, Rows, StreamView, extent_bytes};
+use crate::op::{Acc, Op, Router, Routing, Rows, StreamView, extents};
 use crate::view::{Act, Buf, ExpertMats, Mat, MatSet, View};
+use checkpoint::PLANES;
 
 struct Checker(&'static str);
 
@@ -33,15 +34,26 @@ impl Checker {
     fn mat(&self, name: &str, m: &Mat, n: u32, k: u32) -> Result<()> {
         self.that((m.n, m.k) == (n, k), || format!("{name} is [{}, {}], needed is [{n}, {k}]", m.n, m.k))?;
         self.that(m.row_step > 0, || format!("{name} has its rows on one another"))?;
-        let need = extent_bytes(m).ok_or_else(|| Error::NoKernel { op: self.0, fmt: m.fmt.to_string() })?;
-        let Some(plane) = m.planes[0] else { return self.that(false, || format!("{name} is not loaded")) };
-        self.that(plane.len >= need, || format!("{name} has {} bytes, needed are {need}", plane.len))
+        self.slots(name, m, [0; PLANES], 1)
+    }
+    /// That every plane of a matrix, and of those `step` bytes behind it and so on, is there.
+    fn slots(&self, name: &str, m: &Mat, step: [u64; PLANES], slots: u32) -> Result<()> {
+        let none = || Error::NoKernel { op: self.0, fmt: m.fmt.to_string() };
+        for (i, bytes) in extents(m).ok_or_else(none)?.into_iter().enumerate() {
+            let Some(bytes) = bytes else { continue };
+            let Some(plane) = m.planes[i] else {
+                return self.that(false, || format!("plane {i} of {name} is not loaded"));
+            };
+            let need = step[i].saturating_mul(slots.saturating_sub(1).into()).saturating_add(bytes);
+            self.that(plane.len >= need, || {
+                format!("plane {i} of {name} has {} bytes, needed are {need} for {slots} slots", plane.len)
+            })?;
+        }
+        Ok(())
     }
     fn set(&self, name: &str, s: &MatSet, n: u32, k: u32) -> Result<()> {
         self.mat(name, &s.first, n, k)?;
-        let plane = s.first.planes[0].map_or(0, |b| b.len);
-        let last = s.step[0] * s.slots.saturating_sub(1) as u64 + extent_bytes(&s.first).unwrap_or(0);
-        self.that(plane >= last, || format!("{name} does not hold its {} slots", s.slots))
+        self.slots(name, &s.first, s.step, s.slots)
     }
     fn rows(&self, r: &Rows, n: u32) -> Result<()> {
         self.that(r.n == n, || format!("{} rows declared, {n} given", r.n))?;

@@ -149,6 +149,11 @@ impl dyn Device + '_ {
         self.read(v.buf, &mut bytes)?;
         Ok(bytes.chunks_exact(4).map(|c| i32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect())
     }
+    /// Writes a dense `f32` view.
+    pub fn write_f32(&mut self, v: View, src: &[f32]) -> Result<Fence> {
+        let bytes: Vec<u8> = src.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.write(v.buf, &bytes)
+    }
     /// Writes a dense `i32` view.
     pub fn write_i32(&mut self, v: View, src: &[i32]) -> Result<Fence> {
         let bytes: Vec<u8> = src.iter().flat_map(|x| x.to_le_bytes()).collect();

@@ -495,21 +495,32 @@ impl Op {
     }
 }
 
-/// Bytes from row to row of a matrix in file layout.
+/// Bytes from row to row of a matrix in the plane of its codes.
 pub fn row_stride(m: &Mat) -> Option<u64> {
     row_bytes(m)?.checked_mul(m.row_step as u64)
 }
 
-/// Bytes of a matrix in file layout from its first to behind its last row.
-pub fn extent_bytes(m: &Mat) -> Option<u64> {
-    let rest = row_stride(m)?.checked_mul((m.n as u64).saturating_sub(1))?;
-    rest.checked_add(if m.n == 0 { 0 } else { row_bytes(m)? })
+/// Bytes of each plane of a matrix from its first to behind its last row, `None` when the format has no rows of that
+/// width, or no rows in turn because several share a part of a plane.
+pub fn extents(m: &Mat) -> Option<[Option<u64>; checkpoint::PLANES]> {
+    let (n, step) = (m.n as u64, m.row_step as u64);
+    let mut all = m.fmt.planes(m.k.into()).ok()?.map(|cut| cut.map(|c| (c, c.total(n))));
+    for (cut, total) in all.iter_mut().flatten().filter(|(cut, _)| step != 1 && n > 0 && cut.rows != 0) {
+        if cut.rows != 1 {
+            return None;
+        }
+        *total = cut.bytes.checked_mul(step)?.checked_mul(n - 1)?.checked_add(cut.bytes)?;
+    }
+    Some(all.map(|plane| plane.map(|(_, total)| total)))
 }
 
-/// Bytes of one row of a matrix in file layout, `None` when the format has no rows of that width in one plane.
+/// Bytes of one row of a matrix in the plane of its codes, `None` when the format has no rows of that width.
 pub fn row_bytes(m: &Mat) -> Option<u64> {
-    match m.fmt {
-        checkpoint::Format::Plain(t) => t.row_bytes(m.k as u64).ok(),
-        _ => None,
-    }
+    m.fmt.planes(m.k.into()).ok()?[0].map(|p| p.bytes)
+}
+
+/// Bytes of a matrix over all planes, `None` when the format has no rows of that width.
+pub fn mat_bytes(m: &Mat) -> Option<u64> {
+    let planes = m.fmt.planes(m.k.into()).ok()?;
+    Some(planes.iter().flatten().map(|p| p.total(m.n.into())).sum())
 }

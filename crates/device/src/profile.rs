@@ -6,7 +6,7 @@
 use crate::arena::Arena;
 use crate::device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn};
 use crate::error::Result;
-use crate::op::{Acc, Op, Part, Pick, RowClass, row_bytes};
+use crate::op::{Acc, Op, Part, Pick, RowClass, mat_bytes};
 use crate::view::{Buf, ExpertMats, Layout, Mat};
 use checkpoint::Format;
 use memory::Reservation;
@@ -168,7 +168,7 @@ impl<D: Device> Device for Profiled<D> {
 /// experts were chosen, how long a history is) or where they are only activations.
 fn bytes(op: &Op) -> Option<u64> {
     match op {
-        Op::Embed { table, ids, .. } => Some(row_bytes(table)? * ids.rows as u64),
+        Op::Embed { table, ids, .. } => Some(mat_bytes(table)? / table.n.max(1) as u64 * ids.rows as u64),
         Op::Linear { w, .. } => mat(w),
         Op::ExpertGroup { dst, routed, e, pick, part, .. } => {
             let chosen = match pick {
@@ -186,7 +186,7 @@ fn bytes(op: &Op) -> Option<u64> {
 }
 
 fn mat(m: &Mat) -> Option<u64> {
-    Some(row_bytes(m)? * m.n as u64)
+    mat_bytes(m)
 }
 
 fn expert(e: &ExpertMats, part: Part) -> Option<u64> {

@@ -203,7 +203,7 @@ fn scratch_is_what_the_op_takes() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
     #[test]
-    fn any_shape(seed: u64, format in 0usize..14, n in 1usize..70, blocks in 1usize..20, rows in 1usize..20) {
+    fn any_shape(seed: u64, format in 0usize..18, n in 1usize..70, blocks in 1usize..20, rows in 1usize..20) {
         let mut rng = Rng(seed);
         let dtype = dtypes().nth(format).unwrap();
         let k = (blocks * 32).next_multiple_of(dtype.elems());

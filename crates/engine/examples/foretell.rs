@@ -4,7 +4,7 @@
 //! the plain f32 backend.
 
 use engine::open::On;
-use engine::{Ask, Context, Model, OpenOptions, argmax};
+use engine::{Ask, Model, OpenOptions, argmax};
 use std::error::Error;
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let ids = ids.split(',').map(str::parse).collect::<Result<Vec<u32>, _>>()?;
     let on = if flags.iter().any(|f| f == "reference") { On::Reference } else { On::default() };
-    let ask = Ask { logit_rows: 256, context: Context::Exactly(2048), draft: 1, ..Ask::default() };
+    let ask = Ask { logit_rows: 256, context: engine::Context::Exactly(2048), draft: 1, ..Ask::default() };
     let how = OpenOptions { ask, on, ..OpenOptions::default() };
     let mut m = Model::open(PathBuf::from(model), &how, &mut |_| {})?;
     let seq = m.exec.open()?;

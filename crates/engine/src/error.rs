@@ -17,6 +17,12 @@ pub enum Error {
     /// The model's logits hold NaN, or nothing above negative infinity.
     #[error("the model produced logits that are not numbers")]
     BadLogits,
+    /// The constraint allows no token that the model gives a probability.
+    #[error("the grammar of the answer allows nothing that the model could say here")]
+    NothingAllowed,
+    /// The thread that follows a constraint ended early.
+    #[error("the grammar of the answer was lost")]
+    ConstraintLost,
     /// The prompt leaves no room for an answer.
     #[error(
         "the prompt has {prompt} tokens and the context {context}; shorten it or raise --context (the model allows {most})"
@@ -43,15 +49,15 @@ pub enum Error {
     /// The model has no tokenizer and text was asked for.
     #[error("{0} has no tokenizer; only token ids can be used with it")]
     NoTokenizer(String),
+    /// Drafts were asked for and nothing drafts.
+    #[error("the model has no predictor of further tokens, or was opened without drafting")]
+    NoDrafter,
     /// A second history was asked for and none was planned.
     #[error("the plan has no second history")]
     NoSecondHistory,
     /// A text too short to measure on.
     #[error("{0} tokens are too few to measure: 2 at least are needed")]
     TooShort(usize),
-    /// Drafts were asked for and nothing drafts.
-    #[error("the model has no predictor of further tokens, or was opened without drafting")]
-    NoDrafter,
     /// The caller cancelled.
     #[error("cancelled")]
     Cancelled,

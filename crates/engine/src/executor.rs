@@ -6,14 +6,14 @@
 use crate::draft::Behind;
 use crate::error::{Error, Result};
 use crate::machine::Watch;
-use crate::plan::{limits, pick_bytes, streams};
+use crate::plan::{limits, pick_bytes, side_bytes, streams};
 use checkpoint::Checkpoint;
 use device::{Act, Device, GraphKey, Region, RowClass, Rows, View};
 use memory::{Class, Component, KvSpec, Ledger, Plan, Reservation, Residency, Tier, TierUsage};
 use model::{Carry, Cx, Drafter, Family};
 use state::{SeqId, Span, State};
 use std::sync::atomic::{AtomicBool, Ordering};
-use weights::{Bound, ExpertSource, Progress, Resident, Weights};
+use weights::{Bound, ExpertSource, Progress, Resident, RowReader, Weights};
 
 /// The operands of one pass over a step's rows.
 pub(crate) struct Pass<'a> {
@@ -23,6 +23,8 @@ pub(crate) struct Pass<'a> {
     pub rows: &'a Rows,
     /// `i32[m, 1]` indices of the rows whose logits are wanted.
     pub pick: Option<View>,
+    /// `f32[n, width]`: what was read for the rows' ids.
+    pub side: Option<View>,
     /// Whether the pass may be captured.
     pub graph: bool,
     /// Who follows the pass in order to draft behind it.
@@ -40,7 +42,7 @@ pub(crate) fn pass(dev: &mut dyn Device, p: Pass, experts: &mut dyn ExpertSource
         let streams = (0..carry.streams)
             .map(|_| dev.take(Region::Step, Act::F32, p.rows.n, carry.width))
             .collect::<Result<_, _>>()?;
-        let mut x = Carry { streams };
+        let mut x = Carry { streams, side: p.side };
         let logits = p.pick.map(|v| dev.take(Region::Step, Act::F32, v.rows, spec.vocab)).transpose()?;
         let key = GraphKey { rows: p.rows.n, seqs: p.rows.seqs };
         let mut body = |dev: &mut dyn Device| layers(dev, &p, &mut x, logits, experts);
@@ -74,6 +76,44 @@ fn layers(
     }
 }
 
+/// The reader of a family's side table, and where its rows go: one address for every step.
+struct SideRows {
+    reader: RowReader,
+    to: View,
+    ids: Vec<u32>,
+    values: Vec<f32>,
+}
+
+impl SideRows {
+    fn new(
+        family: &dyn Family,
+        ck: &Checkpoint,
+        bounds: &[Bound],
+        plan: &Plan,
+        ledger: &Ledger,
+        dev: &mut dyn Device,
+    ) -> Result<Option<Self>> {
+        let Some(side) = family.side() else { return Ok(None) };
+        let table = bounds.iter().find(|b| b.id == side.table);
+        let missing = || weights::Error::NotLoaded("the table of per-layer embeddings".into());
+        let reader = RowReader::new(ck, table.ok_or_else(missing)?)?;
+        let paid =
+            ledger.reserve_planned(Tier::Host, Class::Workspace, "per-layer embeddings", side_bytes(family, plan))?;
+        let to = View::dense(dev.alloc(paid)?, Act::F32, limits(plan).rows, side.width);
+        Ok(Some(SideRows { reader, to, ids: Vec::new(), values: Vec::new() }))
+    }
+    /// Reads and uploads the rows of a step's ids.
+    fn fill(&mut self, dev: &mut dyn Device, spans: &[Span]) -> Result<View> {
+        self.ids.clear();
+        spans.iter().for_each(|s| self.ids.extend_from_slice(s.ids));
+        self.values.resize(self.ids.len() * self.reader.cols() as usize, 0.0);
+        self.reader.read(&self.ids, &mut self.values)?;
+        let to = self.to.rows(0, self.ids.len() as u32);
+        dev.write_f32(to, &self.values)?;
+        Ok(to)
+    }
+}
+
 /// Which rows of a prefill give logits.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
@@ -98,6 +138,8 @@ pub struct Executor {
     plan: Plan,
     /// `i32[rows, 1]` at a fixed address: every row, where all of them give logits; the token of a draft.
     pick: View,
+    /// Rows of a table that are read from the file for a step's ids.
+    side: Option<SideRows>,
     /// What pays for the device's arena.
     _workspace: Reservation,
 }
@@ -120,16 +162,31 @@ impl Executor {
         let watch = Watch::begin(ledger.clone());
         let arena = plan.workspace.step + plan.workspace.carry;
         let workspace = ledger.reserve_planned(Tier::Host, Class::Workspace, "workspace", arena)?;
-        let leased = |c: Component| plan.weights.iter().any(|w| w.component == c && w.residency == Residency::Leased);
-        let weights = Weights::open(ck, bounds, |c| !leased(c), &ledger, dev.as_mut(), on_progress)?;
-        let mut history =
-            |kv: &[KvSpec]| State::new(&streams(family.as_ref(), &plan, kv), limits(&plan), &ledger, dev.as_mut());
+        let absent = |r| matches!(r, Residency::Leased | Residency::RowRead);
+        let loaded = |c: Component| !plan.weights.iter().any(|w| w.component == c && absent(w.residency));
+        let weights = Weights::open(ck, bounds, loaded, &ledger, dev.as_mut(), on_progress)?;
+        let all = |kv: &[KvSpec]| streams(family.as_ref(), kv, plan.draft);
+        let mut history = |kv: &[KvSpec]| State::new(&all(kv), limits(&plan), &ledger, dev.as_mut());
         let state = history(&plan.kv)?;
         let beside = if plan.beside.is_empty() { None } else { Some(history(&plan.beside)?) };
         let paid = ledger.reserve_planned(Tier::Host, Class::Workspace, "row choice", pick_bytes(&plan))?;
         let pick = View::dense(dev.alloc(paid)?, Act::I32, limits(&plan).rows, 1);
+        let side = SideRows::new(family.as_ref(), ck, bounds, &plan, &ledger, dev.as_mut())?;
         let arrivals = None;
-        Ok(Executor { family, weights, arrivals, state, beside, dev, ledger, watch, plan, pick, _workspace: workspace })
+        Ok(Executor {
+            family,
+            weights,
+            arrivals,
+            state,
+            beside,
+            dev,
+            ledger,
+            watch,
+            plan,
+            pick,
+            side,
+            _workspace: workspace,
+        })
     }
     /// What it serves.
     pub fn family(&self) -> &dyn Family {
@@ -299,8 +356,10 @@ impl Executor {
             let paid = self.ledger.reserve(Tier::Host, Class::Workspace, "predictions", bytes)?;
             let out = View::dense(self.dev.alloc(paid)?, Act::F32, n, vocab);
             self.dev.step_begins(RowClass::Many);
-            let append = self.state.reserve(self.dev.as_mut(), RowClass::Many, &[Span { seq, ids: part }])?;
+            let spans = [Span { seq, ids: part }];
+            let append = self.state.reserve(self.dev.as_mut(), RowClass::Many, &spans)?;
             let rows = self.state.rows(&append, 0..n)?;
+            let side = self.side.as_mut().map(|s| s.fill(self.dev.as_mut(), &spans)).transpose()?;
             self.dev.write_i32(self.pick.rows(0, n), &(0..n as i32).collect::<Vec<_>>())?;
             let (resident, own) = self.weights.split();
             let p = Pass {
@@ -309,6 +368,7 @@ impl Executor {
                 state: &self.state,
                 rows: &rows,
                 pick: Some(self.pick.rows(0, n)),
+                side,
                 graph: false,
                 drafter: Some(drafter),
                 foretold: Some(out),
@@ -340,7 +400,8 @@ impl Executor {
         self.dev.step_begins(RowClass::Many);
         let append = self.state.reserve(self.dev.as_mut(), RowClass::Many, spans)?;
         let rows = self.state.rows(&append, 0..append.n())?;
-        self.finish(append, rows, None, |_| accepted.to_vec())
+        let side = self.read_side(spans)?;
+        self.finish(append, rows, None, side, |_| accepted.to_vec())
     }
 
     fn run(
@@ -362,7 +423,14 @@ impl Executor {
                 pick
             }
         };
-        self.finish(append, rows, Some(pick), accept)
+        let side = self.read_side(spans)?;
+        self.finish(append, rows, Some(pick), side, accept)
+    }
+
+    /// Reads what the ids of a step need beside their embeddings, never inside a graph.
+    fn read_side(&mut self, spans: &[Span]) -> Result<Option<View>> {
+        let Some(side) = &mut self.side else { return Ok(None) };
+        side.fill(self.dev.as_mut(), spans).map(Some)
     }
 
     fn finish(
@@ -370,6 +438,7 @@ impl Executor {
         append: state::Append,
         rows: Rows,
         pick: Option<View>,
+        side: Option<View>,
         accept: impl FnOnce(&[f32]) -> Vec<u32>,
     ) -> Result<Option<Vec<f32>>> {
         let (resident, own) = self.weights.split();
@@ -381,7 +450,7 @@ impl Executor {
         let family = self.family.as_ref();
         let drafter = family.drafter().filter(|_| self.plan.draft > 0);
         let foretold = None;
-        let p = Pass { family, resident, state: &self.state, rows: &rows, pick, graph, drafter, foretold };
+        let p = Pass { family, resident, state: &self.state, rows: &rows, pick, side, graph, drafter, foretold };
         let done = pass(self.dev.as_mut(), p, experts);
         self.dev.step_ends();
         match done {

@@ -1,6 +1,6 @@
 //! What a model amounts to: parameters by what they are for, and bytes that follow from its shape alone.
 
-use checkpoint::{Checkpoint, TensorInfo};
+use checkpoint::Checkpoint;
 use memory::{Component, KvFormat, KvSpec};
 use model::Family;
 use state::Stream;
@@ -64,13 +64,13 @@ pub fn parameters(family: &dyn Family, bounds: &[Bound], ck: &Checkpoint) -> Par
             }
         }
     }
-    for t in ck.tensors() {
-        if is_vision(&t.name) {
-            p.vision += t.elems();
-        }
+    let mut all = 0;
+    for m in ck.matrices() {
+        let elems = m.shape.iter().product::<u64>();
+        all += elems;
+        p.vision += if is_vision(&m.name) { elems } else { 0 };
     }
-    let counted = p.text + p.predictor + p.vision;
-    p.other = ck.tensors().map(TensorInfo::elems).sum::<u64>().saturating_sub(counted);
+    p.other = all.saturating_sub(p.text + p.predictor + p.vision);
     p
 }
 

@@ -1,11 +1,12 @@
 //! One answer: prompt ids in, text out, token by token.
 
+use crate::decode::{Decoding, Step, check, decode};
 use crate::error::{Error, Result};
-use crate::executor::{Executor, Wanted};
-use crate::sampler::{Choice, Sampler, Sampling};
+use crate::executor::Executor;
+use crate::sampler::{Choice, Sampling};
 use state::SeqId;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 use text::{Detokenizer, StopMatcher, Tokenizer};
 
 /// What is asked.
@@ -115,92 +116,48 @@ pub fn generate(
     cancel: &AtomicBool,
     on: &mut dyn FnMut(Event),
 ) -> Result<Answer> {
-    check(exec, seq, req)?;
-    let (begun, total) = (Instant::now(), req.prompt.len());
-    let mut done = 0;
-    let mut on_chunk = |n: usize| {
-        done += n;
-        on(Event::Prefill { done, total });
-    };
-    let mut answer = Answer::begin(total);
-    let mut logits = match exec.prefill(seq, &req.prompt, Wanted::Last, cancel, &mut on_chunk) {
-        Err(Error::Cancelled) => {
-            answer.finish = Finish::Cancelled;
-            return Ok(answer);
-        }
-        other => other?,
-    };
-    answer.prefill = begun.elapsed();
-    let decoding = Instant::now();
-    let mut out = Output::new(tokenizer, &req.stop);
-    let read: Vec<u32> = req.history.iter().chain(&req.prompt).copied().collect();
-    let mut sampler = Sampler::new(req.sampling.clone(), &read, exec.family().spec().vocab);
-    answer.finish = loop {
-        let choice = sampler.sample(&mut logits, exec.len(seq)?)?;
-        if !req.ignore_eos && tokenizer.is_some_and(|t| t.is_eog(choice.id)) {
-            break Finish::Stop;
-        }
-        on(Event::Token(&choice));
-        answer.ids.push(choice.id);
-        let stopped = out.push(choice.id, &mut |s| on(Event::Text(s)));
-        let last = choice.id;
-        if req.sampling.logprobs.is_some() {
-            answer.choices.push(choice);
-        }
-        if stopped {
-            break Finish::Stop;
-        }
-        if req.max_tokens.is_some_and(|m| answer.ids.len() as u32 >= m) {
-            break Finish::Length;
-        }
-        if exec.len(seq)? >= exec.plan().context {
-            break Finish::ContextFull;
-        }
-        if cancel.load(Ordering::Relaxed) {
-            break Finish::Cancelled;
-        }
-        logits = exec.decode(&[(seq, last)])?;
-        answer.decode_steps += 1;
-    };
-    answer.decode = decoding.elapsed();
-    answer.text = out.finish(&mut |s| on(Event::Text(s)));
-    Ok(answer)
-}
-
-impl Answer {
-    fn begin(prompt_tokens: usize) -> Self {
-        Answer {
-            text: String::new(),
-            ids: Vec::new(),
-            choices: Vec::new(),
-            finish: Finish::Length,
-            prompt_tokens,
-            prefill: Duration::ZERO,
-            decode: Duration::ZERO,
-            decode_steps: 0,
-        }
-    }
-}
-
-fn check(exec: &Executor, seq: SeqId, req: &Request) -> Result<()> {
-    let spec = exec.family().spec();
-    req.sampling.check(spec.vocab)?;
-    if req.prompt.is_empty() {
-        return Err(Error::EmptyPrompt);
-    }
-    if let Some(&id) = req.prompt.iter().find(|&&id| id >= spec.vocab) {
-        return Err(Error::BadToken { id, vocab: spec.vocab });
-    }
-    let all = exec.len(seq)? as usize + req.prompt.len();
-    let context = exec.plan().context;
-    if all >= context as usize {
-        return Err(Error::PromptTooLong { prompt: all as u32, context, most: spec.context });
-    }
+    check(exec, seq, &req.prompt, &req.sampling)?;
     if req.max_tokens == Some(0) {
         let range = "1 and more".to_string();
         return Err(Error::BadParameter { name: "max_tokens", value: "0".into(), range });
     }
-    Ok(())
+    let is_end = |id| !req.ignore_eos && tokenizer.is_some_and(|t| t.is_eog(id));
+    let job = Decoding {
+        prompt: &req.prompt,
+        history: &req.history,
+        sampling: req.sampling.clone(),
+        max_tokens: req.max_tokens,
+        constraint: None,
+        is_end: &is_end,
+        at_end: None,
+        prompt_logprobs: false,
+    };
+    let mut out = Output::new(tokenizer, &req.stop);
+    let mut choices = Vec::new();
+    let made = decode(exec, seq, job, cancel, &mut |step| match step {
+        Step::Prefill { done, total } => {
+            on(Event::Prefill { done, total });
+            true
+        }
+        Step::PromptToken(_) => true,
+        Step::Token(choice) => {
+            on(Event::Token(choice));
+            if req.sampling.logprobs.is_some() {
+                choices.push(choice.clone());
+            }
+            !out.push(choice.id, &mut |s| on(Event::Text(s)))
+        }
+    })?;
+    Ok(Answer {
+        text: out.finish(&mut |s| on(Event::Text(s))),
+        ids: made.ids,
+        choices,
+        finish: made.finish,
+        prompt_tokens: req.prompt.len(),
+        prefill: made.prefill,
+        decode: made.decode,
+        decode_steps: made.steps,
+    })
 }
 
 /// Tokens to text, up to a stop text. Without a tokenizer there is no text.

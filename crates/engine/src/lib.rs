@@ -4,18 +4,21 @@
 //! [`plan`] counts bytes with a dry run of the same pass that [`Executor`] carries out.
 
 mod conversation;
+mod decode;
 pub mod draft;
 mod error;
 mod executor;
 pub mod figures;
 mod generate;
 pub mod machine;
+mod mask;
 pub mod open;
 pub mod perplexity;
 pub mod plan;
 mod sampler;
 
 pub use conversation::{Conversation, Reread, Turn};
+pub use decode::{AtEnd, Decoded, Decoding, Step, decode};
 pub use error::{Error, Result};
 pub use executor::{Executor, Wanted};
 pub use generate::{Answer, Event, Finish, Request, generate};

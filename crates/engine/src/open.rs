@@ -91,7 +91,12 @@ impl Opened {
     }
     /// What plans are made for.
     pub fn subject<'a>(&'a self, on: &'a Backend) -> Subject<'a> {
-        let loaded = self.bounds.iter().filter(|b| b.component != Component::Mtp).map(Bound::loaded_bytes).sum();
+        let loaded = self
+            .bounds
+            .iter()
+            .filter(|b| !matches!(b.component, Component::Mtp | Component::LayerEmbed))
+            .map(Bound::loaded_bytes)
+            .sum();
         let beyond = Allowance::of(&self.ck, loaded, &on.caps);
         Subject { family: self.family.as_ref(), bounds: &self.bounds, on, beyond }
     }

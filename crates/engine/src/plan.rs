@@ -168,14 +168,15 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         allowance: 0,
         guard: ask.guard,
     };
-    let decls = streams(of.family, &p, &p.kv);
+    let decls = streams(of.family, &p.kv, draft);
     p.slab_pages = state::slab_pages(&decls);
     p.kv_bytes_per_position = state::position_bytes(&decls);
     let bytes = State::bytes(&decls, limits(&p));
     let beside = beside_bytes(of.family, &p);
     p.kv_bytes = bytes.kv.saturating_add(beside.kv);
     p.state_bytes = bytes.state.saturating_add(beside.state);
-    p.row_bytes = bytes.rows.saturating_add(beside.rows).saturating_add(pick_bytes(&p));
+    p.row_bytes =
+        bytes.rows.saturating_add(beside.rows).saturating_add(pick_bytes(&p)).saturating_add(side_bytes(of.family, &p));
     for kv in [&p.kv, &p.beside].into_iter().filter(|kv| !kv.is_empty()) {
         let x = measure(of, &p, kv, ask.logit_rows)?;
         p.workspace = RegionSizes { step: p.workspace.step.max(x.step), carry: p.workspace.carry.max(x.carry) };
@@ -186,7 +187,16 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
 
 /// Bytes of the second history.
 fn beside_bytes(family: &dyn Family, p: &Plan) -> Bytes {
-    if p.beside.is_empty() { Bytes::default() } else { State::bytes(&streams(family, p, &p.beside), limits(p)) }
+    if p.beside.is_empty() { Bytes::default() } else { State::bytes(&streams(family, &p.beside, p.draft), limits(p)) }
+}
+
+/// What sequences keep in history of these formats, for the model and for its predictor where it drafts.
+pub fn streams(family: &dyn Family, kv: &[KvSpec], draft: u32) -> Vec<Decl> {
+    let mut all = family.state(kv);
+    if let (Some(d), Some(kv)) = (family.drafter().filter(|_| draft > 0), kv.last()) {
+        all.extend(d.state(kv));
+    }
+    all
 }
 
 /// The limits of the state that a plan describes.
@@ -194,19 +204,14 @@ pub fn limits(p: &Plan) -> Limits {
     Limits { context: p.context, parallel: p.parallel, rows: p.chunk.max(p.few), few: p.few, slab_pages: p.slab_pages }
 }
 
-/// What sequences keep under a plan with history in the formats `kv`, for the model and for its predictor where it
-/// drafts.
-pub fn streams(family: &dyn Family, p: &Plan, kv: &[KvSpec]) -> Vec<Decl> {
-    let mut all = family.state(kv);
-    if let (Some(d), Some(kv)) = (family.drafter().filter(|_| p.draft > 0), kv.last()) {
-        all.extend(d.state(kv));
-    }
-    all
-}
-
 /// Bytes of the list of rows that give logits.
 pub fn pick_bytes(p: &Plan) -> u64 {
     limits(p).rows as u64 * 4
+}
+
+/// Bytes of what is read for a step's ids beside their embeddings.
+pub fn side_bytes(family: &dyn Family, p: &Plan) -> u64 {
+    family.side().map_or(0, |s| limits(p).rows as u64 * s.width as u64 * 4)
 }
 
 /// Runs the widest prefill and decode passes on shapes alone, with a history in the formats `kv`.
@@ -214,7 +219,7 @@ fn measure(of: Subject, p: &Plan, kv: &[KvSpec], logit_rows: u32) -> Result<Regi
     let mut meter = Meter::new(of.on.scratch, of.on.caps.clone());
     let mut weights = Weights::imagine(of.bounds, &mut meter)?;
     let endless = Ledger::new(&[(Tier::Host, u64::MAX)]);
-    let decls = streams(of.family, p, kv);
+    let decls = streams(of.family, kv, p.draft);
     let mut state = State::new(&decls, limits(p), &endless, &mut meter)?;
     for (class, n, wanted) in [(RowClass::Many, p.chunk, logit_rows), (RowClass::Few, p.few, p.few)] {
         let n = n.min(p.context);
@@ -225,16 +230,17 @@ fn measure(of: Subject, p: &Plan, kv: &[KvSpec], logit_rows: u32) -> Result<Regi
         let (resident, experts) = weights.split();
         let pick = Some(rows.pos.rows(0, wanted.clamp(1, n)));
         let family = of.family;
+        let of = |s: model::SideTable| View::dense(meter.imagine(n as u64 * s.width as u64 * 4), Act::F32, n, s.width);
+        let side = family.side().map(of);
         let drafter = family.drafter().filter(|_| p.draft > 0);
         // Who wants the logits of every row may want the predictor's too.
         let all = drafter.is_some() && class == RowClass::Many && wanted >= n;
-        let vocab = family.spec().vocab;
+        let Spec { hidden, vocab, .. } = *family.spec();
         let bytes = n as u64 * vocab as u64 * 4;
         let foretold = all.then(|| View::dense(meter.imagine(bytes), Act::F32, n, vocab));
-        let dry = Pass { family, resident, state: &state, rows: &rows, pick, graph: false, drafter, foretold };
+        let dry = Pass { family, resident, state: &state, rows: &rows, pick, side, graph: false, drafter, foretold };
         pass(&mut meter, dry, experts)?;
         if let Some(drafter) = drafter.filter(|_| class == RowClass::Few) {
-            let Spec { hidden, vocab, .. } = *family.spec();
             let behind = Behind { drafter, hidden, vocab, rows, id: rows.ids.rows(0, 1) };
             behind.draft(&mut meter, (resident, &state), 0, experts, &mut |_| None)?;
         }
@@ -249,6 +255,7 @@ fn residency(c: Component) -> Residency {
     match c {
         Component::Mtp => Residency::Leased,
         Component::Experts(_) => Residency::Cached,
+        Component::LayerEmbed => Residency::RowRead,
         _ => Residency::Resident,
     }
 }
@@ -269,6 +276,8 @@ fn decode_read(family: &dyn Family, bounds: &[Bound], b: &Bound) -> u64 {
     let has_head = || bounds.iter().any(|b| b.component == Component::Head);
     match (b.component, b.role) {
         (Component::Mtp, _) => 0,
+        // Read from the file, one row.
+        (Component::LayerEmbed, _) => b.matrix_bytes() / b.n.max(1) as u64,
         (Component::Embed, Role::Matrix) if has_head() => b.matrix_bytes() / b.n.max(1) as u64,
         (_, Role::Experts { count, .. }) => b.matrix_bytes() * count.min(top_k) as u64,
         _ => b.loaded_bytes(),

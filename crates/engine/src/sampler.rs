@@ -126,9 +126,22 @@ impl Sampler {
     /// # Errors
     /// [`Error::BadLogits`] when no logit is a number above negative infinity.
     pub fn sample(&mut self, logits: &mut [f32], position: u32) -> Result<Choice> {
+        self.sample_within(logits, position, None)
+    }
+
+    /// The same among the ids of a mask only: bit `id % 32` of word `id / 32`. Logprobs are those without it.
+    ///
+    /// # Errors
+    /// Also when the mask allows nothing that has a probability.
+    pub fn sample_within(&mut self, logits: &mut [f32], position: u32, mask: Option<&[u32]>) -> Result<Choice> {
         self.penalise(logits);
-        let best = argmax(logits).ok_or(Error::BadLogits)?;
         let reported = self.how.logprobs.map(|n| Reported::of(logits, n));
+        let mut best = argmax(logits).ok_or(Error::BadLogits)?;
+        if let Some(mask) = mask {
+            let allowed = |id: usize| mask.get(id / 32).is_some_and(|w| w >> (id % 32) & 1 == 1);
+            logits.iter_mut().enumerate().filter(|(id, _)| !allowed(*id)).for_each(|(_, x)| *x = f32::NEG_INFINITY);
+            best = argmax(logits).ok_or(Error::NothingAllowed)?;
+        }
         let id = if self.how.temperature == 0.0 { best } else { self.draw(logits, position) };
         *self.generated.entry(id).or_default() += 1;
         let logprob = reported.as_ref().map(|r| logits[id as usize] - r.log_sum);
@@ -204,6 +217,13 @@ impl Sampler {
         }
         kept
     }
+}
+
+/// A token that somebody else chose, with its logprob and the `n` likeliest of the row it was chosen from.
+pub(crate) fn logprobs_of(row: &[f32], id: u32, n: u32) -> Choice {
+    let reported = Reported::of(row, n);
+    let logprob = row.get(id as usize).map(|x| x - reported.log_sum);
+    Choice { id, logprob, top: reported.top }
 }
 
 /// The largest logit's index, the lowest of equals; NaN is never it.

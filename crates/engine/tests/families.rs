@@ -7,8 +7,26 @@ use std::sync::atomic::AtomicBool;
 use testkit::Expected;
 
 const MODELS: &[&str] = testkit::NAMES;
+/// Those whose layers see windows.
+const WINDOWED: [&str; 9] = [
+    "gpt_oss-a",
+    "gpt_oss-b",
+    "gemma3-a",
+    "gemma3-b",
+    "gemma4-a",
+    "gemma4_moe-a",
+    "gemma4_moe-b",
+    "gemma4_e-a",
+    "gemma4_e-b",
+];
 /// Logits are about ±3; f32 sums in another order move them by about 1e-5.
 const TOLERANCE: f32 = 1e-4;
+
+/// Gemma 4 does not scale its scores and norms everything twice, so that roundings show more; the same holds for sums over
+/// many hundred positions.
+fn tolerance(name: &str, position: usize) -> f32 {
+    if name.starts_with("gemma4") || position >= 512 { 3.0 * TOLERANCE } else { TOLERANCE }
+}
 
 struct Rig {
     model: Model,
@@ -17,8 +35,12 @@ struct Rig {
 }
 
 fn rig(name: &str, on: On) -> Rig {
+    rig_with(name, on, Ask::default())
+}
+
+fn rig_with(name: &str, on: On, ask: Ask) -> Rig {
     let dir = testkit::materialise(name).unwrap();
-    let ask = Ask { logit_rows: 256, few: 8, parallel: 4, ..Ask::default() };
+    let ask = Ask { logit_rows: 256, few: 8, parallel: 4, ..ask };
     let model = Model::open(dir.path().to_path_buf(), &OpenOptions { ask, on, profile: None }, &mut |_| {}).unwrap();
     Rig { model, expected: testkit::expected(name).unwrap(), _dir: dir }
 }
@@ -55,11 +77,11 @@ fn check_logits(name: &str, on: On, n: usize) {
     for row in expected.logits.iter().filter(|r| r.position < n) {
         let at = row.position;
         let off = worst(&got[at * vocab..(at + 1) * vocab], &row.values);
-        assert!(off < TOLERANCE, "{name}: logits at position {at} are off by {off}");
+        assert!(off < tolerance(name, at), "{name}: logits at position {at} are off by {off}");
     }
     for (at, (&best, &gap)) in expected.argmax.iter().zip(&expected.top2_gap).enumerate().take(n) {
         let ours = argmax(&got[at * vocab..(at + 1) * vocab]).unwrap();
-        assert!(ours == best || gap < 2.0 * TOLERANCE, "{name}: position {at} prefers {ours}, not {best}");
+        assert!(ours == best || gap < 2.0 * tolerance(name, at), "{name}: position {at} prefers {ours}, not {best}");
     }
 }
 
@@ -84,7 +106,7 @@ fn greedy_continuations_and_decode_steps_are_those_of_transformers() {
         let prompt = &expected.ids[..greedy.prompt];
         let mut logits = exec.prefill(seq, prompt, Wanted::Last, &no, &mut |_| {}).unwrap();
         for (&want, &gap) in greedy.ids.iter().zip(&greedy.top2_gap) {
-            assert!(gap > 2.0 * TOLERANCE, "{name}: a near tie proves nothing");
+            assert!(gap > 2.0 * tolerance(name, 0), "{name}: a near tie proves nothing");
             assert_eq!(argmax(&logits), Some(want), "{name}");
             logits = exec.decode(&[(seq, want)]).unwrap();
         }
@@ -99,7 +121,7 @@ const LENGTHS: [usize; 7] = [1, 63, 64, 65, 200, 257, 600];
 
 #[test]
 fn prefill_in_parts_on_the_grid_agrees_to_the_bit() {
-    for name in PREFILLED {
+    for name in PREFILLED.into_iter().chain(WINDOWED).chain(["glm4_moe-b"]) {
         let Rig { mut model, expected, _dir } = rig(name, cpu());
         for n in LENGTHS {
             let ids = &expected.ids[..n];
@@ -117,26 +139,63 @@ fn prefill_in_parts_on_the_grid_agrees_to_the_bit() {
 
 #[test]
 fn any_other_chunking_and_token_by_token_agree_within_tolerance() {
-    for name in PREFILLED {
+    for name in PREFILLED.into_iter().chain(WINDOWED).chain(["glm4_moe-b"]) {
         let Rig { mut model, expected, _dir } = rig(name, cpu());
         for n in LENGTHS {
             let ids = &expected.ids[..n];
+            let tolerance = tolerance(name, n);
             let whole = prefilled(&mut model.exec, ids, &[n]);
             let odd = prefilled(&mut model.exec, ids, &vec![37; n.div_ceil(37)]);
-            assert!(worst(&whole, &odd) < TOLERANCE, "{name}: {n} tokens by 37 differ by {}", worst(&whole, &odd));
+            assert!(worst(&whole, &odd) < tolerance, "{name}: {n} tokens by 37 differ by {}", worst(&whole, &odd));
             let exec = &mut model.exec;
             let seq = exec.open().unwrap();
             let single: Vec<f32> = ids.iter().flat_map(|&id| exec.decode(&[(seq, id)]).unwrap()).collect();
             exec.close(seq).unwrap();
             let off = worst(&whole, &single);
-            assert!(off < TOLERANCE, "{name}: {n} tokens one by one differ by {off}");
+            assert!(off < tolerance, "{name}: {n} tokens one by one differ by {off}");
+        }
+    }
+}
+
+/// A ring of pages is as long as a window and the rows of an append need: with chunks of 64 and these windows two pages,
+/// which are written over from position 512 on.
+#[test]
+fn rings_that_wrap_keep_the_windows_of_transformers() {
+    for name in WINDOWED {
+        let ask = || Ask { chunk: 64, ..Ask::default() };
+        let Rig { mut model, expected, _dir } = rig_with(name, cpu(), ask());
+        let vocab = model.exec.family().spec().vocab as usize;
+        let n = expected.ids.len();
+        let whole = prefilled(&mut model.exec, &expected.ids, &[n]);
+        // The first part as a prompt, the rest token by token.
+        let exec = &mut model.exec;
+        let seq = exec.open().unwrap();
+        exec.prefill(seq, &expected.ids[..430], Wanted::Last, &AtomicBool::new(false), &mut |_| {}).unwrap();
+        let single: Vec<f32> = expected.ids[430..].iter().flat_map(|&id| exec.decode(&[(seq, id)]).unwrap()).collect();
+        for row in expected.logits.iter().filter(|r| r.position >= 430) {
+            let (at, from) = (row.position, row.position - 430);
+            for (got, how) in
+                [(&whole[at * vocab..][..vocab], "prefilled"), (&single[from * vocab..][..vocab], "decoded")]
+            {
+                let off = worst(got, &row.values);
+                assert!(off < tolerance(name, at), "{name}: {how} logits at position {at} are off by {off}");
+            }
         }
     }
 }
 
 #[test]
 fn a_decoded_row_does_not_depend_on_its_company() {
-    for name in ["llama-a", "qwen3_moe-a", "qwen3_5_moe-b", "qwen3_next-a"] {
+    for name in [
+        "llama-a",
+        "qwen3_moe-a",
+        "qwen3_5_moe-b",
+        "qwen3_next-a",
+        "gpt_oss-a",
+        "gemma4_moe-b",
+        "gemma4_e-a",
+        "glm4_moe-b",
+    ] {
         let Rig { mut model, expected, _dir } = rig(name, cpu());
         let exec = &mut model.exec;
         let no = AtomicBool::new(false);
@@ -162,7 +221,7 @@ fn a_decoded_row_does_not_depend_on_its_company() {
 
 #[test]
 fn rows_verified_together_are_the_rows_decoded_one_by_one() {
-    for name in ["llama-a", "qwen3_moe-a", "qwen3_5-b", "qwen3_5_moe-a"] {
+    for name in ["llama-a", "qwen3_moe-a", "qwen3_5-b", "qwen3_5_moe-a", "gpt_oss-b", "gemma3-a", "gemma4_e-b"] {
         let Rig { mut model, expected, _dir } = rig(name, cpu());
         let exec = &mut model.exec;
         let no = AtomicBool::new(false);
@@ -192,7 +251,7 @@ fn rows_verified_together_are_the_rows_decoded_one_by_one() {
 
 #[test]
 fn threads_do_not_change_a_bit() {
-    for name in ["llama-b", "qwen3_5_moe-a"] {
+    for name in ["llama-b", "qwen3_5_moe-a", "gpt_oss-a", "gemma4_moe-a"] {
         let logits: Vec<Vec<f32>> = [1usize, 2, 3]
             .map(|threads| {
                 let on = On::Cpu(CpuOptions { threads: Some(threads), ..CpuOptions::default() });
@@ -209,7 +268,7 @@ fn threads_do_not_change_a_bit() {
 
 #[test]
 fn the_order_in_which_experts_arrive_changes_no_bit() {
-    for name in ["qwen3_5_moe-a", "qwen3_5_moe-b", "qwen3_moe-b"] {
+    for name in ["qwen3_5_moe-a", "qwen3_5_moe-b", "qwen3_moe-b", "gpt_oss-b", "gemma4_moe-a", "glm4_moe-a"] {
         let run = |seed: Option<u64>| {
             let Rig { mut model, expected, _dir } = rig(name, cpu());
             if let Some(seed) = seed {
@@ -231,7 +290,7 @@ fn the_order_in_which_experts_arrive_changes_no_bit() {
 
 #[test]
 fn a_real_step_takes_exactly_the_metered_workspace() {
-    for name in ["llama-b", "qwen3_5_moe-b"] {
+    for name in ["llama-b", "qwen3_5_moe-b", "gpt_oss-a", "gemma3-b", "gemma4_moe-b", "gemma4_e-a", "glm4_moe-b"] {
         for (chunk, few, logit_rows) in [(64, 1, 1), (128, 4, 128), (256, 8, 3)] {
             let dir = testkit::materialise(name).unwrap();
             let ask = Ask { chunk, few, logit_rows, ..Ask::default() };
@@ -255,21 +314,26 @@ fn a_real_step_takes_exactly_the_metered_workspace() {
 
 #[test]
 fn the_ledger_holds_what_the_plan_says() {
-    let Rig { mut model, .. } = rig("qwen3_5_moe-a", cpu());
-    let plan = model.exec.plan().clone();
-    let used = |m: &Model| m.exec.ledger().usage()[&memory::Tier::Host].reserved();
-    let empty = used(&model);
-    assert_eq!(empty, plan.reserved_bytes() - plan.kv_bytes, "pages come with positions");
-    let open: Vec<_> = (0..plan.parallel).map(|_| model.exec.open().unwrap()).collect();
-    open.iter().for_each(|&s| model.exec.fill(s, plan.context, 1).unwrap());
-    let usage = model.exec.ledger().usage();
-    let host = &usage[&memory::Tier::Host];
-    assert_eq!(host.by_class[&memory::Class::Weights], plan.resident_bytes());
-    assert_eq!(host.by_class[&memory::Class::State], plan.state_bytes);
-    assert_eq!(host.by_class[&memory::Class::Kv], plan.kv_bytes);
-    assert_eq!(host.reserved(), plan.reserved_bytes(), "weights, history, state and workspace are all there is");
-    open.into_iter().for_each(|s| model.exec.close(s).unwrap());
-    assert!(used(&model) <= empty + (16 << 20), "one slab stays for who comes next");
+    for name in ["qwen3_5_moe-a", "gpt_oss-a", "gemma4_e-a"] {
+        let Rig { mut model, .. } = rig(name, cpu());
+        let plan = model.exec.plan().clone();
+        let used = |m: &Model| m.exec.ledger().usage()[&memory::Tier::Host].reserved();
+        let empty = used(&model);
+        // Rings are there from the start.
+        let rings = WINDOWED.contains(&name);
+        assert!(rings || empty == plan.reserved_bytes() - plan.kv_bytes, "{name}: pages come with positions");
+        let open: Vec<_> = (0..plan.parallel).map(|_| model.exec.open().unwrap()).collect();
+        open.iter().for_each(|&s| model.exec.fill(s, plan.context, 1).unwrap());
+        let usage = model.exec.ledger().usage();
+        let host = &usage[&memory::Tier::Host];
+        let of = |class| host.by_class.get(&class).copied().unwrap_or(0);
+        assert_eq!(of(memory::Class::Weights), plan.resident_bytes(), "{name}");
+        assert_eq!(of(memory::Class::State), plan.state_bytes, "{name}");
+        assert_eq!(of(memory::Class::Kv), plan.kv_bytes, "{name}");
+        assert_eq!(host.reserved(), plan.reserved_bytes(), "{name}: weights, history, state and workspace are all");
+        open.into_iter().for_each(|s| model.exec.close(s).unwrap());
+        assert!(used(&model) <= empty + (16 << 20), "{name}: one slab stays for who comes next");
+    }
 }
 
 #[test]

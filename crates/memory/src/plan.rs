@@ -10,6 +10,8 @@ pub enum Component {
     Core,
     /// The token embedding table.
     Embed,
+    /// A table with columns for every layer, of which each token needs one row (Gemma 4's E models).
+    LayerEmbed,
     /// The output head, where it is not the embedding.
     Head,
     /// The multi-token predictor.
@@ -29,6 +31,8 @@ pub enum Residency {
     Leased,
     /// Kept as far as room allows.
     Cached,
+    /// Never in memory: single rows are read from the file when they are needed.
+    RowRead,
 }
 
 impl Residency {
@@ -38,6 +42,7 @@ impl Residency {
             Residency::Resident => "resident",
             Residency::Leased => "leased",
             Residency::Cached => "cached",
+            Residency::RowRead => "row-read",
         }
     }
 }
@@ -102,7 +107,8 @@ pub struct Plan {
 impl Plan {
     /// Bytes of the components that are in memory all the time.
     pub fn resident_bytes(&self) -> u64 {
-        self.weights.iter().filter(|w| w.residency != Residency::Leased).map(|w| w.bytes).sum()
+        let absent = |r| matches!(r, Residency::Leased | Residency::RowRead);
+        self.weights.iter().filter(|w| !absent(w.residency)).map(|w| w.bytes).sum()
     }
     /// X.
     pub fn workspace_bytes(&self) -> u64 {

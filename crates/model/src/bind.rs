@@ -2,8 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::family::Family;
+use crate::planes;
 use crate::want::{Groups, Lies, Place, Want};
-use checkpoint::{ByteRange, Checkpoint, Container, DType, TensorInfo};
+use checkpoint::{ByteRange, Checkpoint, Container, DType, Format, TensorInfo};
 use memory::Component;
 use weights::{Bound, Canon, Data, Role};
 
@@ -24,6 +25,7 @@ pub fn bind(family: &dyn Family, ck: &Checkpoint) -> Result<Vec<Bound>> {
             None => missing.push(want),
         }
     }
+    planes::used_once(&mut bound);
     let has_mtp = bound.iter().any(|b| b.component == Component::Mtp);
     missing.retain(|w| w.component != Component::Mtp || has_mtp);
     if missing.is_empty() {
@@ -63,12 +65,16 @@ fn find(want: &Want, ck: &Checkpoint) -> Result<Option<Bound>> {
         dtype: DType::F32,
         data: Data::Values(v.clone()),
         canon: Canon::Same,
+        side: None,
     }))
 }
 
 fn at(want: &Want, place: &Place, name: &str, ck: &Checkpoint) -> Result<Option<Bound>> {
     let first = name.replace("{e}", "0");
-    let Some(info) = ck.tensor(&first) else { return Ok(None) };
+    let Some(m) = ck.matrix(&first)? else { return Ok(None) };
+    let (Format::Plain(_), Some(info)) = (m.format, &m.planes[0]) else {
+        return planes::bound(want, place, name, &m, ck).map(Some);
+    };
     if !info.dtype.decodable() {
         return Err(Error::TensorType { name: first, dtype: info.dtype.to_string() });
     }
@@ -77,9 +83,10 @@ fn at(want: &Want, place: &Place, name: &str, ck: &Checkpoint) -> Result<Option<
         _ => (want.shape[want.shape.len() - 2] as u32, want.shape[want.shape.len() - 1] as u32),
     };
     let data = match place.shape {
-        Lies::Whole => whole(info, &want.shape)?,
+        Lies::Whole => whole(info, &want.shape, place.canon.stored())?,
         Lies::Half(half) => halves(info, &want.shape, half)?,
         Lies::Each => each(info, name, &want.shape, ck)?,
+        Lies::Turned { first, of } => turned(info, &want.shape, first, of)?,
         Lies::Groups(g) => grouped(info, &want.shape, g)?,
     };
     Ok(Some(Bound {
@@ -92,10 +99,11 @@ fn at(want: &Want, place: &Place, name: &str, ck: &Checkpoint) -> Result<Option<
         dtype: info.dtype,
         data,
         canon: place.canon.clone(),
+        side: None,
     }))
 }
 
-fn squeeze(shape: &[u64]) -> Vec<u64> {
+pub(crate) fn squeeze(shape: &[u64]) -> Vec<u64> {
     shape.iter().copied().filter(|&d| d != 1).collect()
 }
 
@@ -106,8 +114,11 @@ fn expect_shape(info: &TensorInfo, wanted: &[u64]) -> Result<()> {
     Err(Error::TensorShape { name: info.name.to_string(), found: info.shape.to_vec(), wanted: wanted.to_vec() })
 }
 
-fn whole(info: &TensorInfo, shape: &[u64]) -> Result<Data> {
-    expect_shape(info, shape)?;
+/// `stored` elements lie there for each one that is wanted.
+fn whole(info: &TensorInfo, shape: &[u64], stored: usize) -> Result<Data> {
+    let mut there = shape.to_vec();
+    there.last_mut().into_iter().for_each(|k| *k *= stored as u64);
+    expect_shape(info, &there)?;
     let step = if shape.len() == 3 { info.at.len / shape[0] } else { 0 };
     Ok(Data::Whole { range: info.at, first: 0, step })
 }
@@ -116,6 +127,14 @@ fn halves(info: &TensorInfo, shape: &[u64], half: u8) -> Result<Data> {
     expect_shape(info, &[shape[0], 2 * shape[1], shape[2]])?;
     let step = info.at.len / shape[0];
     Ok(Data::Whole { range: info.at, first: step / 2 * half as u64, step })
+}
+
+fn turned(info: &TensorInfo, shape: &[u64], first: u32, of: u32) -> Result<Data> {
+    expect_shape(info, &[shape[0], shape[2], of as u64 * shape[1]])?;
+    if matches!(info.dtype, DType::Block(_)) {
+        return Err(Error::TensorType { name: info.name.to_string(), dtype: format!("{}, transposed", info.dtype) });
+    }
+    Ok(Data::Turned { range: info.at, first, of })
 }
 
 fn grouped(info: &TensorInfo, shape: &[u64], g: Groups) -> Result<Data> {

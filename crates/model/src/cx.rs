@@ -30,8 +30,12 @@ impl Cx<'_> {
     }
     /// `out = table[ids]`.
     pub fn embed(&mut self, out: View, table: WId, ids: View) -> Result<()> {
+        self.embed_scaled(out, table, ids, 1.0)
+    }
+    /// `out = scale * table[ids]`.
+    pub fn embed_scaled(&mut self, out: View, table: WId, ids: View, scale: f32) -> Result<()> {
         let table = *self.w.mat(table)?;
-        Ok(self.dev.run(Op::Embed { out, table, ids, scale: 1.0 })?)
+        Ok(self.dev.run(Op::Embed { out, table, ids, scale })?)
     }
     /// RMS norm over the columns of each (row, head) into new room.
     pub fn rms_norm(&mut self, x: View, w: WId, eps: f32) -> Result<View> {
@@ -50,6 +54,16 @@ impl Cx<'_> {
         let w = Some(self.w.vec(w)?);
         Ok(self.dev.run(Op::RmsNorm { out: x, x, w, eps })?)
     }
+    /// RMS norm without weights into new room.
+    pub fn rms_unit(&mut self, x: View, eps: f32) -> Result<View> {
+        let out = self.take(x.rows, x.width())?.heads(x.heads);
+        self.dev.run(Op::RmsNorm { out, x, w: None, eps })?;
+        Ok(out)
+    }
+    /// RMS norm without weights in place.
+    pub fn rms_unit_in(&mut self, x: View, eps: f32) -> Result<()> {
+        Ok(self.dev.run(Op::RmsNorm { out: x, x, w: None, eps })?)
+    }
     /// `x w^T` into new room.
     pub fn linear(&mut self, x: View, w: WId, r: RowClass) -> Result<View> {
         self.linear_bias(x, w, None, r)
@@ -63,8 +77,12 @@ impl Cx<'_> {
     }
     /// `out += x w^T`.
     pub fn linear_add(&mut self, out: View, x: View, w: WId, class: RowClass) -> Result<()> {
-        let w = *self.w.mat(w)?;
-        Ok(self.dev.run(Op::Linear { out, x, w, bias: None, add: true, class })?)
+        self.linear_add_bias(out, x, w, None, class)
+    }
+    /// `out += x w^T + bias`.
+    pub fn linear_add_bias(&mut self, out: View, x: View, w: WId, bias: Option<WId>, class: RowClass) -> Result<()> {
+        let (w, bias) = (*self.w.mat(w)?, self.vec(bias)?);
+        Ok(self.dev.run(Op::Linear { out, x, w, bias, add: true, class })?)
     }
     /// `out = x w^T`.
     pub fn linear_into(&mut self, out: View, x: View, w: WId, class: RowClass) -> Result<()> {
@@ -74,7 +92,7 @@ impl Cx<'_> {
     /// Rotates in place.
     pub fn rope(&mut self, x: View, pos: View, rope: &RopeOf) -> Result<()> {
         let inv_freq = self.w.vec(rope.inv_freq)?;
-        let rope = Rope { pairing: rope.pairing, dims: rope.dims, inv_freq, factor: 1.0 };
+        let rope = Rope { pairing: rope.pairing, dims: rope.dims, inv_freq, factor: rope.factor };
         Ok(self.dev.run(Op::Rope { x, pos, rope })?)
     }
     /// Encodes keys and values into the layer's history.
@@ -84,13 +102,14 @@ impl Cx<'_> {
     }
     /// Causal attention over the layer's history into new room `[n, heads, d]`.
     pub fn attention(&mut self, layer: u32, r: &Rows, q: View, scale: f32) -> Result<View> {
-        self.attention_since(layer, r, q, scale, 0)
+        self.attend(layer, r, q, &Attn { scale, ..Attn::FULL })
     }
-    /// The same without the positions before `since`, which see only themselves.
-    pub fn attention_since(&mut self, layer: u32, r: &Rows, q: View, scale: f32, since: u32) -> Result<View> {
-        let st = self.st.view(layer)?;
+    /// The same with a window, with sinks, or without the first positions.
+    pub fn attend(&mut self, layer: u32, r: &Rows, q: View, a: &Attn) -> Result<View> {
+        let (st, sinks) = (self.st.view(layer)?, self.vec(a.sinks)?);
         let out = self.take(q.rows, q.width())?.heads(q.heads);
-        self.dev.run(Op::Attention { out, q, st, rows: *r, scale, window: None, since, sinks: None })?;
+        let Attn { scale, window, since, .. } = *a;
+        self.dev.run(Op::Attention { out, q, st, rows: *r, scale, window, since, sinks })?;
         Ok(out)
     }
     /// Each row's predecessor in its sequence into new room; the rows go to the layer's slots.
@@ -107,6 +126,25 @@ impl Cx<'_> {
     /// `x += y`.
     pub fn add(&mut self, x: View, y: View) -> Result<()> {
         Ok(self.dev.run(Op::Add { x, y })?)
+    }
+    /// Zeros `[rows, cols]` in new room.
+    pub fn zeros(&mut self, rows: u32, cols: u32) -> Result<View> {
+        let x = self.take(rows, cols)?;
+        self.dev.run(Op::Zero { x })?;
+        Ok(x)
+    }
+    /// `x *= w`, one number or one per column.
+    pub fn scale(&mut self, x: View, w: WId) -> Result<()> {
+        let by = self.w.vec(w)?;
+        Ok(self.dev.run(Op::Scale { x, by })?)
+    }
+    /// `x = cap tanh(x / cap)`.
+    pub fn softcap(&mut self, x: View, cap: f32) -> Result<()> {
+        Ok(self.dev.run(Op::Softcap { x, cap })?)
+    }
+    /// `gate = act(gate) * up`.
+    pub fn glu_in(&mut self, gate: View, up: View, glu: Glu) -> Result<()> {
+        Ok(self.dev.run(Op::Glu { out: gate, gate, up, glu })?)
     }
     /// Convolution and SiLU into new room.
     pub fn conv_silu(&mut self, layer: u32, r: &Rows, x: View, w: WId, kernel: u32) -> Result<View> {
@@ -152,7 +190,7 @@ impl Cx<'_> {
     fn glu(&mut self, x: View, m: &Mlp, class: RowClass) -> Result<View> {
         let gate = self.linear(x, m.gate, class)?;
         let up = self.linear(x, m.up, class)?;
-        self.dev.run(Op::Glu { out: gate, gate, up, glu: m.glu })?;
+        self.glu_in(gate, up, m.glu)?;
         Ok(gate)
     }
 }
@@ -179,6 +217,26 @@ pub struct RopeOf {
     pub dims: u32,
     /// Their frequencies.
     pub inv_freq: WId,
+    /// Multiplies cosine and sine.
+    pub factor: f32,
+}
+
+/// How rows see their history.
+#[derive(Copy, Clone, Debug)]
+pub struct Attn {
+    /// Multiplies every score.
+    pub scale: f32,
+    /// Positions a row sees, itself included; all of them where absent.
+    pub window: Option<u32>,
+    /// The first position that later ones see.
+    pub since: u32,
+    /// One more logit per head, whose share is dropped.
+    pub sinks: Option<WId>,
+}
+
+impl Attn {
+    /// Every position seen, scores as they are.
+    pub const FULL: Attn = Attn { scale: 1.0, window: None, since: 0, sinks: None };
 }
 
 /// Inputs of a gated delta rule.

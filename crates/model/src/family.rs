@@ -5,13 +5,13 @@ use crate::drafter::Drafter;
 use crate::error::{Error, Result};
 use crate::keys::Keys;
 use crate::want::Want;
-use crate::{llama, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next};
+use crate::{gemma3, gemma4, glm4_moe, gpt_oss, llama, qwen3, qwen3_5, qwen3_5_moe, qwen3_moe, qwen3_next};
 use checkpoint::{Checkpoint, Meta};
 use device::{Rows, View};
 use memory::KvSpec;
 use smallvec::SmallVec;
 use state::Decl;
-use weights::ExpertSource;
+use weights::{ExpertSource, WId};
 
 /// What is the same to say of every model.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,12 +78,24 @@ pub struct CarrySpec {
 pub struct Carry {
     /// Residual streams, f32 `[rows, H]` each.
     pub streams: SmallVec<[View; 4]>,
+    /// f32 `[rows, width]`: what was read for the rows' ids, of families that have a [`SideTable`].
+    pub side: Option<View>,
+}
+
+/// A table too large to be in memory, of which a row is read from the file for every token of a step, before its pass.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct SideTable {
+    /// The table, `[vocab, width]`.
+    pub table: WId,
+    /// Columns.
+    pub width: u32,
 }
 
 impl Carry {
     /// Rows `first .. first + n` of every stream.
     pub fn rows(&self, first: u32, n: u32) -> Carry {
-        Carry { streams: self.streams.iter().map(|s| s.rows(first, n)).collect() }
+        let streams = self.streams.iter().map(|s| s.rows(first, n)).collect();
+        Carry { streams, side: self.side.map(|s| s.rows(first, n)) }
     }
 }
 
@@ -101,6 +113,10 @@ pub trait Family: Send + Sync {
     fn carry(&self) -> CarrySpec {
         CarrySpec { streams: 1, width: self.spec().hidden }
     }
+    /// The table whose rows a step's ids need beside the embedding.
+    fn side(&self) -> Option<SideTable> {
+        None
+    }
     /// Token ids to the residual streams.
     fn embed(&self, cx: &mut Cx, r: &Rows, x: &mut Carry) -> Result<()>;
     /// Attention or recurrence of layer `l`, over at most a chunk of rows.
@@ -116,7 +132,7 @@ pub trait Family: Send + Sync {
 }
 
 /// Architectures by the name a GGUF file has for them, then by `model_type`.
-const SUPPORTED: [&str; 11] = [
+const SUPPORTED: [&str; 17] = [
     "llama",
     "qwen2",
     "qwen3",
@@ -128,6 +144,12 @@ const SUPPORTED: [&str; 11] = [
     "qwen3_5",
     "qwen35moe",
     "qwen3_5_moe",
+    "gpt-oss",
+    "gpt_oss",
+    "gemma3",
+    "gemma4",
+    "glm4moe",
+    "glm4_moe",
 ];
 
 /// Names of the architectures that can be opened.
@@ -148,6 +170,10 @@ pub fn open(ck: &Checkpoint) -> Result<Box<dyn Family>> {
         "qwen3next" | "qwen3_next" => Ok(Box::new(qwen3_next::new(&keys)?)),
         "qwen35" | "qwen3_5" => Ok(Box::new(qwen3_5::new(&keys)?)),
         "qwen35moe" | "qwen3_5_moe" => Ok(Box::new(qwen3_5_moe::new(&keys)?)),
+        "gpt-oss" | "gpt_oss" => Ok(Box::new(gpt_oss::GptOss::new(&keys)?)),
+        "gemma3" => Ok(Box::new(gemma3::Gemma3::new(&keys)?)),
+        "gemma4" => Ok(Box::new(gemma4::Gemma4::new(&keys)?)),
+        "glm4moe" | "glm4_moe" => Ok(Box::new(glm4_moe::Glm4Moe::new(&keys)?)),
         "clip" => Err(Error::BadKey {
             key: "general.architecture".into(),
             value: "clip".into(),

@@ -6,14 +6,14 @@
 //! ```
 //! Query head i reads key head `i / (heads / key heads)`. `W_o` belongs to the block around it.
 
-use crate::cx::{Cx, RopeOf};
+use crate::cx::{Attn, Cx, RopeOf};
 use crate::error::Result;
 use crate::keys::Keys;
-use crate::rope::frequencies;
+use crate::rope::Rope;
 use crate::want::{At, Wants};
 use checkpoint::Meta;
 use device::{ActFn, Pairing, Rows, View};
-use memory::{Component, KvSpec};
+use memory::KvSpec;
 use state::Stream;
 use weights::{Canon, WId};
 
@@ -41,8 +41,8 @@ pub struct Heads {
     pub d: u32,
     /// Added to the mean of squares in head norms.
     pub eps: f32,
-    /// Base of the rope frequencies before scaling.
-    pub rope_theta: f32,
+    /// The rotation as the configuration describes it.
+    pub rotation: Rope,
     /// The rotation.
     pub rope: RopeOf,
     kind: Kind,
@@ -85,9 +85,9 @@ impl Heads {
         let part = part.iter().find_map(|k| c.hf(k)).and_then(|v| v.as_f64()).unwrap_or(kind.rotating);
         let dims = c.rope_dims(d, (d as f64 * part) as u32 & !1);
         c.done()?;
-        let inv_freq = w.rope(Component::Core, frequencies(c, rope_theta, dims)?, rope_theta);
-        let rope = RopeOf { pairing: Pairing::Half, dims, inv_freq };
-        Ok(Heads { n, n_kv, d, eps, rope_theta, rope, kind })
+        let rotation = Rope::read(c, rope_theta, dims)?;
+        let rope = w.rope(&rotation, Pairing::Half);
+        Ok(Heads { n, n_kv, d, eps, rotation, rope, kind })
     }
     /// Wants the parameters of one layer.
     pub fn want(&self, w: &mut Wants, at: &At, hidden: u32) -> Gqa {
@@ -119,7 +119,7 @@ impl Heads {
         ] {
             out.set(&key(name), value);
         }
-        out.set(&key("rope.freq_base"), self.rope_theta);
+        self.rotation.export(arch, out);
         out.set(&key("attention.layer_norm_rms_epsilon"), self.eps);
     }
 }
@@ -144,7 +144,8 @@ impl Gqa {
         self.keep(cx, l, r, h)?;
         cx.rms_norm_in(q, self.q_norm, c.eps)?;
         cx.rope(q, r.pos, &c.rope)?;
-        let y = cx.attention_since(l, r, q, (c.d as f32).powf(-0.5), self.since)?;
+        let scale = (c.d as f32).powf(-0.5);
+        let y = cx.attend(l, r, q, &Attn { scale, since: self.since, ..Attn::FULL })?;
         if c.kind.gated {
             cx.gate(y, gate, ActFn::Sigmoid)?;
         }

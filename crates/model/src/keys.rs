@@ -2,7 +2,7 @@
 //! What is missing is collected, so that one error lists it all.
 
 use crate::error::{Error, Result};
-use checkpoint::{Checkpoint, Container, Meta};
+use checkpoint::{Checkpoint, Container, DType, Meta};
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 
@@ -15,8 +15,10 @@ pub struct Keys<'a> {
     meta: &'a Meta,
     arch: String,
     hf: Map<String, Value>,
-    /// Rows of a GGUF file's embedding: its vocabulary, where no key says it.
+    /// Rows of the token embedding: the vocabulary, where no key says it.
     embedded: Option<u64>,
+    /// Type of the token embedding.
+    embed: Option<DType>,
     /// Tensors there are: no model has more layers.
     tensors: usize,
     missing: RefCell<Vec<String>>,
@@ -31,7 +33,9 @@ impl<'a> Keys<'a> {
     /// [`Error::NoArchitecture`].
     pub fn new(ck: &'a Checkpoint) -> Result<Self> {
         let meta = ck.meta();
-        let embedded = ck.tensor("token_embd.weight").and_then(|t| t.shape.first().copied());
+        let is_embedding = |name: &str| name == "token_embd.weight" || name.ends_with("embed_tokens.weight");
+        let embedding = ck.tensors().find(|t| is_embedding(&t.name));
+        let (embedded, embed) = (embedding.and_then(|t| t.shape.first().copied()), embedding.map(|t| t.dtype));
         let none = || Error::NoArchitecture(meta.file().to_string());
         let hf = meta.hf().and_then(|h| h.text_config()).unwrap_or_default();
         let arch = match meta.container() {
@@ -42,7 +46,7 @@ impl<'a> Keys<'a> {
             }
         };
         let tensors = ck.tensors().len();
-        Ok(Keys { ck, meta, arch, hf, embedded, tensors, missing: RefCell::default(), bad: RefCell::default() })
+        Ok(Keys { ck, meta, arch, hf, embedded, embed, tensors, missing: RefCell::default(), bad: RefCell::default() })
     }
     /// The architecture's name in the file.
     pub fn arch(&self) -> &str {
@@ -150,11 +154,40 @@ impl<'a> Keys<'a> {
         self.note(Error::BadKey { key: self.name(hf, gguf), value: n.to_string(), why });
         1
     }
+    /// The error for a GGUF key that is missing.
+    pub fn missing_key(&self, gguf: &str) -> Error {
+        Error::MissingKeys { arch: self.arch.clone(), keys: vec![self.key(gguf)] }
+    }
+    /// A count that configurations of the architecture may leave out.
+    pub fn count_or(&self, hf: &str, gguf: &str, absent: u32) -> u32 {
+        if self.opt_u32(hf, gguf).is_none() { absent } else { self.count(hf, gguf) }
+    }
+    /// A count that GGUF files give once, or once for each of `n` layers.
+    pub fn counts_by_layer(&self, gguf: &str, n: u32) -> Option<Vec<u32>> {
+        if self.gguf() { self.gguf_value(gguf, |m, k| m.u32_per_layer(k, n as usize)) } else { None }
+    }
+    /// Whether the file has a tensor of this name.
+    pub fn has_tensor(&self, name: &str) -> bool {
+        self.ck.tensor(name).is_some()
+    }
     /// A number above zero that must be there.
     pub fn positive(&self, hf: &str, gguf: &str) -> f32 {
         let x = self.f32(hf, gguf);
         self.require(x.is_finite() && x > 0.0, hf, gguf, x, "it must be above zero");
         x
+    }
+    /// Refuses another word than these under a key, where the file has it.
+    pub fn only(&self, hf: &str, words: &[&str]) {
+        if let Some(v) = self.hf(hf).filter(|v| !words.iter().any(|w| *v == w)) {
+            self.wrong(hf, v, &format!("supported in this architecture: {}", words.join(", ")));
+        }
+    }
+    /// Whether the token embedding is stored in f32; a configuration without tensors is asked for its type.
+    pub fn embeds_f32(&self) -> bool {
+        match &self.embed {
+            Some(t) => *t == DType::F32,
+            None => ["dtype", "torch_dtype"].iter().any(|k| self.hf(k).is_some_and(|v| v == "float32")),
+        }
     }
     /// Refuses a nonlinearity other than SiLU, where the file names one.
     pub fn only_silu(&self) {

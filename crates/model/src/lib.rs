@@ -3,8 +3,9 @@
 //!
 //! A [`Family`] reads its config from either kind of file ([`keys`]), lists the parameters it needs ([`want`]), says
 //! what a sequence keeps, and writes its forward pass as plain calls on a [`Cx`]. One file per family: [`llama`] (also
-//! Qwen2), [`qwen3`], [`qwen3_moe`], [`qwen3_next`], [`qwen3_5`], [`qwen3_5_moe`]. Those of Qwen3 and later are a
-//! [`decoder`] of blocks whose mixers ([`gqa`], [`gdn`]) and feed-forwards ([`sparse`]) are shared.
+//! Qwen2), [`qwen3`], [`qwen3_moe`], [`qwen3_next`], [`qwen3_5`], [`qwen3_5_moe`], [`gpt_oss`], [`gemma3`], [`gemma4`],
+//! [`glm4_moe`]. Those of Qwen3 and later are a [`decoder`] of blocks whose mixers ([`gqa`], [`gdn`]) and feed-forwards
+//! ([`sparse`]) are shared.
 
 mod bind;
 mod cx;
@@ -13,12 +14,18 @@ mod drafter;
 mod error;
 mod family;
 pub mod gdn;
+pub mod gemma;
+pub mod gemma3;
+pub mod gemma4;
+pub mod glm4_moe;
+pub mod gpt_oss;
 pub mod gqa;
 pub mod hybrid;
 pub mod keys;
 pub mod llama;
 pub mod moe;
 pub mod mtp;
+mod planes;
 pub mod qwen3;
 pub mod qwen3_5;
 pub mod qwen3_5_moe;
@@ -32,4 +39,4 @@ pub use bind::bind;
 pub use cx::Cx;
 pub use drafter::Drafter;
 pub use error::{Error, Result};
-pub use family::{Carry, CarrySpec, Family, Spec, open, supported};
+pub use family::{Carry, CarrySpec, Family, SideTable, Spec, open, supported};

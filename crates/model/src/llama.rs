@@ -13,7 +13,7 @@ use crate::cx::{Cx, Head, Mlp, RopeOf};
 use crate::error::Result;
 use crate::family::{Carry, Family, Spec};
 use crate::keys::Keys;
-use crate::rope::frequencies;
+use crate::rope::Rope;
 use crate::want::{Export, Want, Wants};
 use checkpoint::Meta;
 use device::{Glu, Pairing, RowClass, Rows, View};
@@ -27,7 +27,7 @@ struct Config {
     head_dim: u32,
     inner: u32,
     eps: f32,
-    rope_theta: f32,
+    rotation: Rope,
     rope: RopeOf,
 }
 
@@ -83,11 +83,11 @@ impl Llama {
         c.done()?;
 
         let mut w = Wants::default();
-        let inv_freq = w.rope(Component::Core, frequencies(c, theta, dims)?, theta);
+        let rotation = Rope::read(c, theta, dims)?;
         let permuted = c.gguf() && c.arch() == "llama";
         let pairing = if permuted { Pairing::Adjacent } else { Pairing::Half };
-        let rope = RopeOf { pairing, dims, inv_freq };
-        let cfg = Config { n_heads, n_kv_heads, head_dim, inner, eps, rope_theta: theta, rope };
+        let rope = w.rope(&rotation, pairing);
+        let cfg = Config { n_heads, n_kv_heads, head_dim, inner, eps, rotation, rope };
         let embed = w.mat(Component::Embed, spec.vocab, spec.hidden, "token_embd.weight", "~embed_tokens.weight");
         let biased = c.arch() == "qwen2" || c.opt_bool("attention_bias", "attention.bias").unwrap_or(false);
         let layers = (0..spec.n_layers).map(|l| layer(&mut w, l, &spec, &cfg, biased)).collect();
@@ -166,7 +166,7 @@ impl Family for Llama {
         ] {
             out.set(&key(name), value);
         }
-        out.set(&key("rope.freq_base"), c.rope_theta);
+        c.rotation.export(&spec.arch, out);
         out.set(&key("attention.layer_norm_rms_epsilon"), c.eps);
     }
     fn embed(&self, cx: &mut Cx, r: &Rows, x: &mut Carry) -> Result<()> {

@@ -1,5 +1,8 @@
 //! What a family needs from a checkpoint: each parameter with its names in both kinds of file.
 
+use crate::cx::RopeOf;
+use crate::rope::Rope;
+use device::Pairing;
 use memory::Component;
 use std::sync::Arc;
 use weights::{Canon, Proj, Role, WId};
@@ -25,6 +28,13 @@ pub enum Lies {
     Half(u8),
     /// One tensor per expert.
     Each,
+    /// Every `of`-th column from `first` on of each expert's transposed matrix: the tensor is `[E, k, of * n]`.
+    Turned {
+        /// The first column.
+        first: u32,
+        /// Columns from one to the next.
+        of: u32,
+    },
     /// Some rows of every group of a tensor's rows.
     Groups(Groups),
 }
@@ -158,13 +168,57 @@ impl Wants {
         self.push(c, Role::Vector, vec![n as u64, k as u64], vec![whole(gguf)], vec![whole(hf)])
     }
     /// Rope frequencies: those of the configuration, divided by a GGUF file's table where it has one.
-    pub fn rope(&mut self, c: Component, freqs: Arc<[f32]>, theta: f32) -> WId {
-        let dims = 2 * freqs.len() as u32;
+    pub fn rope(&mut self, rope: &Rope, pairing: Pairing) -> RopeOf {
+        let freqs = rope.frequencies();
         let divisors = Place { canon: Canon::DivisorsOf(freqs.clone()), ..whole("rope_freqs.weight") };
-        let id = self.push(c, Role::Vector, vec![freqs.len() as u64], vec![divisors], vec![]);
-        self.last(|w| w.fallback = Some(freqs.clone()));
-        self.export(Export::Divisors { theta, dims });
+        let of = self.frequencies(rope, freqs, vec![divisors], pairing);
+        if rope.by_divisors() {
+            self.export(Export::Divisors { theta: rope.theta, dims: rope.dims });
+        }
+        of
+    }
+    /// Rope frequencies that no table of a file changes: the second rotation of models that have two.
+    pub fn rope_apart(&mut self, rope: &Rope, pairing: Pairing) -> RopeOf {
+        self.frequencies(rope, rope.frequencies(), vec![], pairing)
+    }
+    fn frequencies(&mut self, rope: &Rope, freqs: Arc<[f32]>, gguf: Vec<Place>, pairing: Pairing) -> RopeOf {
+        let inv_freq = self.push(Component::Core, Role::Vector, vec![freqs.len() as u64], gguf, vec![]);
+        self.last(|w| w.fallback = Some(freqs));
+        RopeOf { pairing, dims: rope.dims, inv_freq, factor: rope.factor() }
+    }
+    /// Numbers that follow from the configuration, used as a vector.
+    pub fn constant(&mut self, values: &[f32]) -> WId {
+        let id = self.push(Component::Core, Role::Vector, vec![values.len() as u64], vec![], vec![]);
+        self.last(|w| w.fallback = Some(values.into()));
         id
+    }
+    /// What is added to one matrix's products, `[count, n]`: split in GGUF files, gate and up element by element in turn
+    /// in safetensors files.
+    pub fn expert_bias(&mut self, c: Component, x: Experts, gguf: &str, hf: &str) -> WId {
+        let (name, stored, canon) = match x.proj {
+            Proj::Gate => ("gate", "gate_up", Canon::Every { first: 0, of: 2 }),
+            Proj::Up => ("up", "gate_up", Canon::Every { first: 1, of: 2 }),
+            Proj::Down => ("down", "down", Canon::Same),
+        };
+        let gguf = whole(format!("{gguf}.ffn_{name}_exps.bias"));
+        let hf = Place { canon, ..whole(format!("{hf}.experts.{stored}_proj_bias")) };
+        self.push(c, Role::Vector, vec![x.count as u64, x.n as u64], vec![gguf], vec![hf])
+    }
+    /// One matrix of all routed experts, transposed in safetensors files, with gate and up column by column in turn.
+    pub fn experts_turned(&mut self, c: Component, x: Experts, gguf: &str, hf: &str) -> WId {
+        let (name, stored, first, of) = match x.proj {
+            Proj::Gate => ("gate", "gate_up", 0, 2),
+            Proj::Up => ("up", "gate_up", 1, 2),
+            Proj::Down => ("down", "down", 0, 1),
+        };
+        let gguf = whole(format!("{gguf}.ffn_{name}_exps.weight"));
+        let hf = Place { shape: Lies::Turned { first, of }, ..whole(format!("{hf}.experts.{stored}_proj")) };
+        let shape = vec![x.count as u64, x.n as u64, x.k as u64];
+        self.push(c, Role::Experts { layer: x.layer, proj: x.proj, count: x.count }, shape, vec![gguf], vec![hf])
+    }
+    /// Says of the last matrix of experts that GGUF files usually have gate and up in one tensor.
+    pub fn fused_in_gguf(&mut self) {
+        self.last(|w| w.gguf.reverse());
     }
     /// One matrix of all routed experts, `[count, n, k]`.
     pub fn experts(&mut self, c: Component, x: Experts, gguf: &str, hf: &str) -> WId {

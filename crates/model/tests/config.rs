@@ -198,6 +198,18 @@ fn config_json_is_not_read_past_what_it_says() {
         ("qwen3_next-a", "linear_num_key_heads", json!(3)),
         ("qwen3_5-a", "linear_num_key_heads", json!(4)),
         ("qwen3_5-a", "full_attention_interval", json!(-4)),
+        ("gpt_oss-a", "num_key_value_heads", json!(3)),
+        ("gpt_oss-a", "num_attention_heads", json!(1 << 24)),
+        ("gpt_oss-a", "swiglu_limit", json!(0)),
+        ("gemma3-a", "hidden_activation", json!("silu")),
+        ("gemma3-a", "final_logit_softcapping", json!(30)),
+        ("gemma4_moe-a", "num_kv_shared_layers", json!(6)),
+        ("gemma4_moe-a", "top_k_experts", json!(9)),
+        ("gemma4_e-a", "hidden_size_per_layer_input", json!(1 << 24)),
+        ("glm4_moe-b", "n_group", json!(3)),
+        ("glm4_moe-b", "topk_group", json!(5)),
+        ("glm4_moe-a", "num_experts_per_tok", json!(9)),
+        ("glm4_moe-b", "n_shared_experts", json!(1 << 24)),
     ] {
         let e = altered(name, |c| c[key] = value.clone());
         assert!(e.contains(key) && !e.contains("lacks"), "{name} {key} {value}: {e}");
@@ -205,6 +217,42 @@ fn config_json_is_not_read_past_what_it_says() {
     assert_eq!(altered("qwen3_5-a", |c| c["mtp_num_hidden_layers"] = u32::MAX.into()), "accepted");
     for name in testkit::NAMES {
         assert_eq!(altered(name, |_| {}), "accepted", "{name}");
+    }
+}
+
+/// Whatever a key says, there is an error or a family, never a panic.
+#[test]
+fn any_value_of_a_configuration_may_be_damaged() {
+    use serde_json::json;
+    let damage = [
+        json!(0),
+        json!(1),
+        json!(7),
+        json!(1 << 24),
+        json!(u32::MAX),
+        json!(-1),
+        json!(2.5),
+        json!("x"),
+        json!([]),
+        json!({}),
+    ];
+    for name in ["gpt_oss-b", "gemma3-b", "gemma4_moe-b", "gemma4_e-b", "glm4_moe-b"] {
+        let dir = testkit::materialise(name).unwrap();
+        let whole = testkit::model(name).unwrap().config;
+        let keys: Vec<String> = whole.as_object().unwrap().keys().filter(|k| *k != "model_type").cloned().collect();
+        for key in keys {
+            for value in &damage {
+                let mut c = whole.clone();
+                c[&key] = value.clone();
+                std::fs::write(dir.path().join("config.json"), c.to_string()).unwrap();
+                let Ok(ck) = Checkpoint::open(dir.path().to_path_buf()) else { continue };
+                if let Ok(f) = model::open(&ck) {
+                    let _ = model::bind(f.as_ref(), &ck);
+                    f.export(&mut Meta::gguf());
+                    f.state(&vec![memory::KvSpec { main: memory::KvFormat::F32 }; f.spec().n_layers as usize]);
+                }
+            }
+        }
     }
 }
 

@@ -12,6 +12,8 @@ pub enum Ended {
     Done,
     /// Ctrl-C stopped it; what there was has been printed.
     Interrupted,
+    /// A program that was started ended with this code.
+    With(u8),
 }
 
 /// The exit code of a command that Ctrl-C stopped: 128 + SIGINT, as shells have it.
@@ -21,7 +23,11 @@ const OTHER: u8 = 1;
 
 impl From<Ended> for ExitCode {
     fn from(e: Ended) -> Self {
-        ExitCode::from(if e == Ended::Interrupted { INTERRUPTED } else { 0 })
+        ExitCode::from(match e {
+            Ended::Done => 0,
+            Ended::Interrupted => INTERRUPTED,
+            Ended::With(code) => code,
+        })
     }
 }
 
@@ -106,6 +112,7 @@ fn is_users(e: &anyhow::Error) -> bool {
         c.is::<Usage>()
             || c.is::<memory::OverBudget>()
             || c.is::<snug::synth::Wrong>()
+            || c.downcast_ref().is_some_and(of_launch)
             || c.downcast_ref().is_some_and(of_engine)
             || c.downcast_ref().is_some_and(of_model)
             || c.downcast_ref().is_some_and(of_file)
@@ -148,6 +155,11 @@ fn of_file(e: &FileError) -> bool {
 
 fn of_text(e: &text::Error) -> bool {
     matches!(e, text::Error::NoTemplate | text::Error::TemplateRaised(_))
+}
+
+fn of_launch(e: &snug::launch::server::Error) -> bool {
+    use snug::launch::server::Error as E;
+    matches!(e, E::Address { .. } | E::Silent { .. } | E::Key(_) | E::Model { .. })
 }
 
 fn of_device(e: &device::Error) -> bool {

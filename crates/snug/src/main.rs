@@ -12,6 +12,7 @@ mod output;
 mod places;
 mod progress;
 mod resolve;
+mod serve;
 
 use clap::Parser;
 use std::process::ExitCode;

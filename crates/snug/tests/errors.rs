@@ -7,7 +7,7 @@ use common::{command, cut_model, default_model, piped, snug, str, tiny};
 #[test]
 fn help_and_version_go_to_stdout() {
     assert!(snug(&["--version"]).ok().starts_with("snug "));
-    for c in ["run", "chat", "inspect", "logits", "tokenize", "quantize", "list", "bench"] {
+    for c in ["run", "chat", "inspect", "logits", "tokenize", "quantize", "list", "bench", "launch"] {
         let help = snug(&[c, "--help"]).ok();
         assert!(help.contains("Example") && help.contains(&format!("snug {c}")), "{c}: {help}");
         assert!(snug(&[c, "-V"]).ok().contains("snug"));

@@ -5,7 +5,7 @@
 //! SNUG_WRITE_DOCS=1 cargo test -p snug --test models_doc
 //! ```
 
-use checkpoint::{Block, DType};
+use checkpoint::{Block, DType, Format};
 use std::collections::BTreeMap;
 
 const DOC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/models.md");
@@ -19,6 +19,10 @@ const ARCHITECTURES: &[(&str, &str, &str)] = &[
     ("qwen3_next", "qwen3next", "Qwen3-Next 80B-A3B"),
     ("qwen3_5", "qwen35", "Qwen3.5, 3.6, 3.8 dense (27B)"),
     ("qwen3_5_moe", "qwen35moe", "Qwen3.5, 3.6 35B-A3B"),
+    ("gpt_oss", "gpt-oss", "gpt-oss 20b, 120b"),
+    ("gemma3", "gemma3", "Gemma 3 1B to 27B, text"),
+    ("gemma4", "gemma4", "Gemma 4 26B-A4B, 31B, E2B, E4B, text"),
+    ("glm4_moe", "glm4moe", "GLM 4.5, 4.5-Air, 4.6, 4.7"),
 ];
 
 /// What tests prove of one tiny model.
@@ -88,6 +92,32 @@ fn formats() -> String {
     out
 }
 
+/// Formats of several tensors. Products are compared with exact ones (`device/tests/planes.rs`), tiny models in each with
+/// the same values as f32 (`engine/tests/formats.rs`); both run over `Format::KINDS`.
+fn planes() -> String {
+    let mut out = head(&[
+        "format",
+        "bits a weight",
+        "written by",
+        "multiplied as stored",
+        "whole models tried",
+        "drawn by `synth`",
+    ]);
+    use snug::synth::Scheme;
+    let drawn = [Scheme::Mlx(4), Scheme::Mlx(8), Scheme::GptOss, Scheme::Fp8, Scheme::Nvfp4, Scheme::Int4];
+    // Whatever the group.
+    let alike = |a: Format, b: Format| match (a, b) {
+        (Format::Affine { bits: a, .. }, Format::Affine { bits: b, .. }) => a == b,
+        (Format::Int4 { zero: a, .. }, Format::Int4 { zero: b, .. }) => a == b,
+        _ => a == b,
+    };
+    for (who, f) in Format::KINDS {
+        let synth = drawn.iter().any(|s| alike(s.format(), f));
+        out += &row(&[&f.to_string(), &format!("{:.2}", f.bits()), who, "yes", "yes", yes(synth)]);
+    }
+    out
+}
+
 /// The text between a table's marks.
 fn place<'t>(doc: &'t str, name: &str) -> &'t str {
     let (from, to) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->"));
@@ -99,7 +129,7 @@ fn place<'t>(doc: &'t str, name: &str) -> &'t str {
 fn the_tables_say_what_was_tried() {
     let mut doc = std::fs::read_to_string(DOC).unwrap();
     let write = std::env::var_os("SNUG_WRITE_DOCS").is_some();
-    for (name, table) in [("architectures", architectures()), ("formats", formats())] {
+    for (name, table) in [("architectures", architectures()), ("formats", formats()), ("planes", planes())] {
         if write {
             let old = format!("<!-- {name} -->\n{}", place(&doc, name));
             doc = doc.replace(&old, &format!("<!-- {name} -->\n{table}"));

@@ -4,18 +4,18 @@ mod common;
 
 use common::{snug, str};
 use engine::{Ask, Context, Model, OpenOptions, Wanted};
-use snug::quantize::parse_type;
-use snug::synth::{Format, Options, Report, Resize, Stopped, synth};
+use snug::synth::{Format, Kind, Options, Report, Resize, Stopped, synth};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 /// Real widths; few layers, experts and tokens, so that a test takes seconds.
 fn small(geometry: &str, to: &str) -> Options {
-    let experts = geometry.contains("-a3b").then_some(4);
+    let dense = ["smollm2-135m", "llama-3.2-1b", "qwen3.8-27b", "gemma4-31b"].contains(&geometry);
+    let experts = (!dense).then_some(4);
     Options {
         geometry: geometry.into(),
         resize: Resize { layers: Some(4), experts, vocab: Some(512) },
-        to: parse_type(to).unwrap(),
+        to: Kind::parse(to).unwrap(),
         format: Format::Gguf,
         sparse: false,
         seed: 7,
@@ -79,6 +79,52 @@ fn the_other_geometries_give_sane_logits_from_both_containers() {
             sane(&logits(&out), &format!("{geometry} {format:?}"));
         }
     }
+}
+
+#[test]
+fn formats_of_several_planes_give_sane_logits() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hf, mlx) = (Format::Hf, Format::Mlx);
+    for (format, to, says) in [
+        (mlx, "mlx4", "affine 4-bit g64"),
+        (mlx, "mlx8", "affine 8-bit g64"),
+        (mlx, "bf16", "BF16"),
+        (hf, "fp8", "FP8 E4M3 128x128"),
+        (hf, "nvfp4", "NVFP4 planes"),
+        (hf, "int4", "int4 g128"),
+        (hf, "mxfp4", "MXFP4 planes"),
+    ] {
+        for geometry in ["smollm2-135m", "qwen3.6-35b-a3b"] {
+            if to == "mxfp4" && geometry == "smollm2-135m" {
+                continue;
+            }
+            let out = dir.path().join(format!("{geometry}-{to}"));
+            let resize = Resize { layers: Some(4), experts: geometry.contains("-a3b").then_some(4), vocab: Some(512) };
+            write(&out, &Options { format, resize, ..small(geometry, to) });
+            sane(&logits(&out), &format!("{geometry} {to}"));
+            let ck = checkpoint::Checkpoint::open(out.clone()).unwrap();
+            let stored = ck.matrices().into_iter().filter(|m| m.format.to_string() == says).count();
+            assert!(stored >= 8, "{geometry} {to}: {stored} matrices are {says}");
+            std::fs::remove_dir_all(&out).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_container_refuses_what_it_does_not_hold() {
+    let dir = tempfile::tempdir().unwrap();
+    for (format, to) in [
+        (Format::Gguf, "mlx4"),
+        (Format::Gguf, "fp8"),
+        (Format::Mlx, "int4"),
+        (Format::Hf, "mlx8"),
+        (Format::Hf, "q4_0"),
+    ] {
+        let how = Options { format, ..small("smollm2-135m", to) };
+        let e = synth(&dir.path().join("x"), &how, &mut |_, _| true).unwrap_err().to_string();
+        assert!(e.contains("--format"), "{to}: {e}");
+    }
+    assert!(Kind::parse("fp7").unwrap_err().to_string().contains("nvfp4"));
 }
 
 #[test]
@@ -203,6 +249,91 @@ fn a_smollm2_has_the_parameters_of_the_real_one() {
         write(&out, &how);
         let ck = checkpoint::Checkpoint::open(out).unwrap();
         assert_eq!(ck.tensors().map(checkpoint::TensorInfo::elems).sum::<u64>(), 134_515_008);
+    }
+}
+
+/// Parameters as their publishers count them, and what is stored beside them: numbers that are no parameters there.
+const SIZES: [(&str, u64, u64); 6] = [
+    ("smollm2-135m", 134_515_008, 0),
+    ("gemma4-26b-a4b", 25_233_141_760, 30),
+    ("gemma4-31b", 30_697_345_280, 60),
+    ("gpt-oss-20b", 20_914_757_184, 0),
+    ("gpt-oss-120b", 116_829_156_672, 0),
+    ("glm-4.5-air", 106_852_245_504, 45 * 128),
+];
+
+#[test]
+fn geometries_have_the_parameters_of_the_real_models() {
+    let dir = tempfile::tempdir().unwrap();
+    for (geometry, parameters, buffers) in SIZES {
+        let out = dir.path().join(geometry);
+        let r = snug(&["synth", geometry, str(&out), "--sparse", "--type", "bf16", "--format", "hf"]);
+        assert_eq!(r.code, Some(0), "{r:?}");
+        let seen = snug(&["inspect", str(&out), "--json"]).json();
+        assert_eq!(seen["supported"], true, "{seen}");
+        assert_eq!(seen["elements"], parameters + buffers, "{geometry}");
+    }
+}
+
+/// History that grows with every position, and rings of whole windows, both in two bytes an element; bytes of one routed
+/// expert in the type that experts of the model usually have.
+#[test]
+fn geometries_keep_and_read_the_bytes_of_the_real_models() {
+    use memory::{Component, KvFormat, KvSpec};
+    use state::Stream;
+    let dir = tempfile::tempdir().unwrap();
+    for (geometry, to, a_token, windows, expert) in [
+        ("gemma4-26b-a4b", "q4_0", 20_480, 209_715_200, 3_345_408),
+        ("gemma4-31b", "q4_0", 81_920, 838_860_800, 0),
+        // Without the biases of 8,640 numbers.
+        ("gpt-oss-20b", "mxfp4", 24_576, 3_145_728, 24_883_200 / 32 * 17),
+        ("gpt-oss-120b", "mxfp4", 36_864, 4_718_592, 24_883_200 / 32 * 17),
+        ("glm-4.5-air", "q4_0", 188_416, 0, 9_732_096),
+    ] {
+        let out = dir.path().join(geometry);
+        write(
+            &out,
+            &Options { sparse: true, resize: Resize { vocab: Some(512), ..Resize::default() }, ..small(geometry, to) },
+        );
+        let o = engine::open::Opened::open(out).unwrap();
+        let kv = vec![KvSpec { main: KvFormat::Bf16 }; o.family.spec().n_layers as usize];
+        let (mut grows, mut rings) = (0, 0);
+        for d in o.family.state(&kv) {
+            match d.stream {
+                Stream::Ring { window, .. } => rings += d.stream.read_bytes(window),
+                _ => grows += d.stream.read_bytes(1),
+            }
+        }
+        assert_eq!((grows, rings), (a_token, windows), "{geometry}");
+        let (last, of) = (o.family.spec().n_layers - 1, o.family.spec().experts.map_or(1, |(n, _)| n as u64));
+        let experts = o.bounds.iter().filter(|b| b.component == Component::Experts(last));
+        assert_eq!(experts.map(|b| b.loaded_bytes()).sum::<u64>() / of, expert, "{geometry}");
+    }
+}
+
+#[test]
+fn q4_k_steps_down_where_rows_do_not_divide() {
+    let dir = tempfile::tempdir().unwrap();
+    for (geometry, tensor) in [("gemma4-26b-a4b", "blk.0.ffn_down_exps.weight"), ("gpt-oss-20b", "blk.0.attn_q.weight")]
+    {
+        let out = dir.path().join(geometry);
+        let report = write(&out, &Options { sparse: true, ..small(geometry, "q4_k") });
+        assert!(!report.substituted.is_empty());
+        let ck = checkpoint::Checkpoint::open(out).unwrap();
+        assert_eq!(ck.tensor(tensor).unwrap().dtype.name(), "Q5_0");
+    }
+}
+
+#[test]
+fn windowed_mixtures_give_sane_logits() {
+    let dir = tempfile::tempdir().unwrap();
+    for (geometry, to) in [("gemma4-26b-a4b", "q4_0"), ("gpt-oss-20b", "mxfp4"), ("gpt-oss-20b", "bf16")] {
+        let resize = Resize { layers: Some(2), experts: Some(4), vocab: Some(512) };
+        for format in if to == "bf16" { &[Format::Hf][..] } else { &[Format::Gguf] } {
+            let out = dir.path().join(format!("{geometry}-{to}"));
+            write(&out, &Options { resize, format: *format, ..small(geometry, to) });
+            sane(&logits(&out), geometry);
+        }
     }
 }
 

@@ -30,6 +30,17 @@ table![
     "qwen3_moe-b",
     "qwen3_next-a",
     "qwen3_next-b",
+    "gpt_oss-a",
+    "gpt_oss-b",
+    "gemma3-a",
+    "gemma3-b",
+    "gemma4-a",
+    "gemma4_moe-a",
+    "gemma4_moe-b",
+    "gemma4_e-a",
+    "gemma4_e-b",
+    "glm4_moe-a",
+    "glm4_moe-b",
 ];
 
 /// A described model.

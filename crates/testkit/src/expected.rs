@@ -116,16 +116,16 @@ mod tests {
             check_rows(&want.logits, &want.argmax, &want.top2_gap, vocab);
             assert_eq!((want.greedy.prompt, want.greedy.ids.len()), (41, 16));
             assert_eq!(want.greedy.ids[0], want.argmax[40]);
-            let experts = ["num_experts", "num_local_experts"].into_iter().find(|f| config.get(f).is_some());
+            let number = |names: &[&str]| names.iter().find_map(|f| config.get(f)?.as_u64()).map(|n| n as usize);
+            let experts = number(&["num_experts", "num_local_experts", "n_routed_experts"]);
             assert_eq!(want.routing.is_some(), experts.is_some(), "{name}");
-            if let (Some(routing), Some(experts)) = (&want.routing, experts) {
-                let [layers, k, e] =
-                    ["num_hidden_layers", "num_experts_per_tok", experts].map(|f| config[f].as_u64().unwrap() as usize);
-                let dense = config.get("mlp_only_layers").and_then(|l| l.as_array()).map_or(0, Vec::len);
-                let layers = layers - dense;
+            if let Some(routing) = &want.routing {
+                let (k, e) = (number(&["num_experts_per_tok", "top_k_experts"]).unwrap(), experts.unwrap());
+                let listed = config.get("mlp_only_layers").and_then(|l| l.as_array()).map_or(0, Vec::len);
+                let dense = listed + number(&["first_k_dense_replace"]).unwrap_or(0);
                 assert_eq!(routing.experts.len(), 64);
                 for row in &routing.experts {
-                    assert_eq!(row.len(), layers);
+                    assert_eq!(row.len(), number(&["num_hidden_layers"]).unwrap() - dense);
                     assert!(row.iter().all(|c| c.len() == k && c.iter().all(|&x| (x as usize) < e)));
                 }
             }

@@ -3,7 +3,7 @@
 use crate::bound::{Bound, Data, Proj, Role, WId};
 use crate::error::{Error, Result};
 use crate::experts::{ExpertSource, LayerExperts, ResidentExperts};
-use checkpoint::{ByteRange, Checkpoint, Format};
+use checkpoint::{ByteRange, Checkpoint, PLANES};
 use device::{Buf, Device, Layout, Mat, MatSet, Meter};
 use memory::{Class, Component, Ledger, Reservation, Tier};
 use std::collections::{BTreeMap, HashMap};
@@ -103,24 +103,33 @@ impl Weights {
     pub fn imagine(bounds: &[Bound], meter: &mut Meter) -> Result<Self> {
         let bounds: Vec<&Bound> = bounds.iter().collect();
         Self::place(&bounds, |b| {
-            let step = if matches!(b.role, Role::Experts { .. }) { b.matrix_bytes() } else { 0 };
-            Ok((meter.imagine(b.loaded_bytes()), step))
+            if b.role == Role::Vector {
+                return Ok(Planes::one(meter.imagine(b.loaded_bytes())));
+            }
+            let count = if let Role::Experts { count, .. } = b.role { count as u64 } else { 1 };
+            let mut planes = Planes::default();
+            for i in (0..PLANES).filter(|&i| b.plane(i).is_some()) {
+                planes.step[i] = if count > 1 { b.plane_bytes(i) } else { 0 };
+                planes.bufs[i] = Some(meter.imagine(b.plane_bytes(i) * count));
+            }
+            Ok(planes)
         })
     }
 
-    /// `bring` gives a parameter's bytes: where the (first expert's) matrix begins, and the step between experts.
-    fn place(bounds: &[&Bound], mut bring: impl FnMut(&Bound) -> Result<(Buf, u64)>) -> Result<Self> {
+    /// `bring` gives a parameter's bytes.
+    fn place(bounds: &[&Bound], mut bring: impl FnMut(&Bound) -> Result<Planes>) -> Result<Self> {
         let names = bounds.iter().map(|b| (b.id, b.name.clone())).collect();
         let mut resident = Resident { slots: HashMap::new(), names };
         let mut sets: BTreeMap<u32, Vec<(Proj, MatSet)>> = BTreeMap::new();
         for b in bounds {
-            let (buf, step) = bring(b)?;
-            let first = mat(b, buf);
-            let slot = match b.role {
-                Role::Matrix => Slot::Mat(first),
-                Role::Vector => Slot::Vec(buf),
-                Role::Experts { layer, proj, count } => {
-                    let set = MatSet { first, step: [step, 0, 0, 0], slots: count };
+            let Planes { bufs, step } = bring(b)?;
+            let first = mat(b, bufs);
+            let slot = match (b.role, bufs[0]) {
+                (_, None) => return Err(unusable(b, "it has no bytes")),
+                (Role::Matrix, _) => Slot::Mat(first),
+                (Role::Vector, Some(buf)) => Slot::Vec(buf),
+                (Role::Experts { layer, proj, count }, _) => {
+                    let set = MatSet { first, step, slots: count };
                     sets.entry(layer).or_default().push((proj, set));
                     Slot::Experts
                 }
@@ -145,15 +154,22 @@ impl Weights {
     }
 }
 
-fn mat(b: &Bound, buf: Buf) -> Mat {
-    Mat {
-        n: b.n,
-        k: b.k,
-        fmt: Format::Plain(b.dtype),
-        layout: Layout::File,
-        row_step: 1,
-        planes: [Some(buf), None, None, None],
+/// Where the planes of a parameter are: of the first expert's matrix, with the steps from expert to expert.
+#[derive(Default)]
+struct Planes {
+    bufs: [Option<Buf>; PLANES],
+    step: [u64; PLANES],
+}
+
+impl Planes {
+    fn one(buf: Buf) -> Self {
+        Planes { bufs: [Some(buf), None, None, None], step: [0; PLANES] }
     }
+}
+
+fn mat(b: &Bound, planes: [Option<Buf>; PLANES]) -> Mat {
+    let row_step = b.side.as_ref().map_or(1, |s| s.row_step);
+    Mat { n: b.n, k: b.k, fmt: b.format(), layout: Layout::File, row_step, planes }
 }
 
 fn assemble(sets: &[(Proj, MatSet)]) -> Option<LayerExperts> {
@@ -163,6 +179,19 @@ fn assemble(sets: &[(Proj, MatSet)]) -> Option<LayerExperts> {
 
 fn unusable(b: &Bound, what: &str) -> Error {
     Error::Unusable { tensor: b.name.to_string(), what: what.into() }
+}
+
+/// Bytes of a transposed tensor that are looked at together.
+const STRIP: usize = 1 << 20;
+
+/// Writes columns `first`, `first + of`, ... of `rows` (of `stored` bytes each, elements of `size`) as the beginnings of
+/// rows `pitch` bytes apart.
+fn turn(rows: &[u8], stored: usize, to: &mut [u8], pitch: usize, [first, of, size]: [usize; 3]) {
+    for (column, row) in (first..stored / size).step_by(of).zip(to.chunks_mut(pitch)) {
+        for (from, out) in rows.chunks_exact(stored).zip(row.chunks_exact_mut(size)) {
+            out.copy_from_slice(&from[column * size..(column + 1) * size]);
+        }
+    }
 }
 
 struct Loader<'a> {
@@ -175,17 +204,32 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    fn bring(&mut self, b: &Bound) -> Result<(Buf, u64)> {
-        match (&b.role, &b.data) {
-            (Role::Vector, _) => Ok((self.vector(b)?, 0)),
-            (_, Data::Whole { range, first, step }) => {
+    fn bring(&mut self, b: &Bound) -> Result<Planes> {
+        if b.role == Role::Vector {
+            return Ok(Planes::one(self.vector(b)?));
+        }
+        let mut planes = Planes::default();
+        for i in 0..PLANES {
+            if let Some(data) = b.plane(i) {
+                let (buf, step) = self.plane(b, data, b.plane_bytes(i))?;
+                (planes.bufs[i], planes.step[i]) = (Some(buf), step);
+            }
+        }
+        Ok(planes)
+    }
+
+    /// One plane of a parameter, of whose matrices each has `bytes` in it: the buffer and the step between experts.
+    fn plane(&mut self, b: &Bound, data: &Data, bytes: u64) -> Result<(Buf, u64)> {
+        match data {
+            Data::Whole { range, first, step } => {
                 let buf = self.range(*range)?;
                 let rest = buf.bytes().saturating_sub(*first);
                 let at = buf.slice(*first, rest).ok_or_else(|| unusable(b, "it begins behind its tensor"))?;
                 Ok((at, *step))
             }
-            (_, Data::Each(ranges)) => Ok((self.stack(ranges)?, b.matrix_bytes())),
-            (_, Data::Values(_)) => Err(unusable(b, "only vectors have computed values")),
+            Data::Each(ranges) => Ok((self.stack(ranges)?, bytes)),
+            Data::Turned { range, first, of } => Ok((self.turned(b, *range, *first, *of)?, bytes)),
+            Data::Values(_) => Err(unusable(b, "only vectors have computed values")),
         }
     }
 
@@ -249,17 +293,40 @@ impl Loader<'_> {
         Ok(())
     }
 
+    /// Reads transposed matrices a few rows at a time and writes their columns.
+    fn turned(&mut self, b: &Bound, range: ByteRange, first: u32, of: u32) -> Result<Buf> {
+        let size = b.dtype.row_bytes(1).map_err(|_| unusable(b, "blocks cannot be transposed"))? as usize;
+        let (n, k) = (b.n as usize, b.k as usize);
+        let stored = n * of as usize * size;
+        let strip = (STRIP / stored.max(1)).clamp(1, k.max(1));
+        let all = self.alloc(b.loaded_bytes())?;
+        let mut rows = vec![0u8; strip * stored];
+        let mut one = vec![0u8; n * k * size];
+        for e in 0..b.loaded_bytes() / b.matrix_bytes().max(1) {
+            for at in (0..k).step_by(strip) {
+                let here = strip.min(k - at);
+                let off = range.off + (e * k as u64 + at as u64) * stored as u64;
+                let part = &mut rows[..here * stored];
+                self.ck.read_at(ByteRange { file: range.file, off, len: part.len() as u64 }, part)?;
+                turn(part, stored, &mut one[at * size..], k * size, [first as usize, of as usize, size]);
+            }
+            let to = all.slice(e * b.matrix_bytes(), b.matrix_bytes()).ok_or(device::Error::BadBuf)?;
+            self.dev.write(to, &one)?;
+        }
+        Ok(all)
+    }
+
     fn vector(&mut self, b: &Bound) -> Result<Buf> {
         let mut values = match &b.data {
             Data::Values(v) => v.to_vec(),
             Data::Whole { range, .. } => {
                 let mut bytes = vec![0u8; range.len as usize];
                 self.ck.read_at(*range, &mut bytes)?;
-                let mut v = vec![0.0; b.n as usize * b.k as usize];
+                let mut v = vec![0.0; b.n as usize * b.k as usize * b.canon.stored()];
                 b.dtype.decode(&bytes, &mut v)?;
                 v
             }
-            Data::Each(_) => return Err(unusable(b, "a vector in pieces")),
+            Data::Each(_) | Data::Turned { .. } => return Err(unusable(b, "a vector in pieces")),
         };
         b.canon.apply(&mut values);
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();

@@ -2,10 +2,13 @@
 //! decoder that is the oracle for every kernel, and the encoder where there is one.
 
 mod fit;
+mod iq3;
 mod iq4;
+mod k2k3;
 mod k4k5;
 mod k6;
 mod mxfp4;
+mod nvfp4;
 mod q4;
 mod q5;
 mod q8;
@@ -17,16 +20,20 @@ use half::f16;
 
 use crate::DType;
 
+pub use iq3::BlockIq3S;
 pub use iq4::{BlockIq4Nl, BlockIq4Xs, IQ4_VALUES};
+pub use k2k3::{BlockQ2K, BlockQ3K};
 pub use k4k5::{BlockQ4K, BlockQ5K, pack_scales, unpack_scales};
 pub use k6::BlockQ6K;
 pub use mxfp4::{BlockMxfp4, E2M1_VALUES};
+pub use nvfp4::BlockNvfp4;
 pub use q4::{BlockQ4_0, BlockQ4_1};
 pub use q5::{BlockQ5_0, BlockQ5_1};
 pub use q8::BlockQ8_0;
 
 /// Names of all block formats, for messages.
-pub(crate) const NAMES: &str = "Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4";
+pub(crate) const NAMES: &str =
+    "Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ3_S, IQ4_NL, IQ4_XS, MXFP4, NVFP4";
 
 /// A block format that can be decoded.
 #[derive(Copy, Clone, PartialEq, Eq, Hash, Debug)]
@@ -37,12 +44,16 @@ pub enum Block {
     Q5_0,
     Q5_1,
     Q8_0,
+    Q2K,
+    Q3K,
     Q4K,
     Q5K,
     Q6K,
+    Iq3S,
     Iq4Nl,
     Iq4Xs,
     Mxfp4,
+    Nvfp4,
 }
 
 /// Why values cannot be written in a format.
@@ -91,18 +102,22 @@ pub enum Unwritable {
 
 impl Block {
     /// All formats.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 15] = [
         Self::Q4_0,
         Self::Q4_1,
         Self::Q5_0,
         Self::Q5_1,
         Self::Q8_0,
+        Self::Q2K,
+        Self::Q3K,
         Self::Q4K,
         Self::Q5K,
         Self::Q6K,
+        Self::Iq3S,
         Self::Iq4Nl,
         Self::Iq4Xs,
         Self::Mxfp4,
+        Self::Nvfp4,
     ];
 
     /// The field's name.
@@ -113,12 +128,16 @@ impl Block {
             Self::Q5_0 => "Q5_0",
             Self::Q5_1 => "Q5_1",
             Self::Q8_0 => "Q8_0",
+            Self::Q2K => "Q2_K",
+            Self::Q3K => "Q3_K",
             Self::Q4K => "Q4_K",
             Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
+            Self::Iq3S => "IQ3_S",
             Self::Iq4Nl => "IQ4_NL",
             Self::Iq4Xs => "IQ4_XS",
             Self::Mxfp4 => "MXFP4",
+            Self::Nvfp4 => "NVFP4",
         }
     }
 
@@ -126,7 +145,8 @@ impl Block {
     pub const fn elems(self) -> usize {
         match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 | Self::Iq4Nl | Self::Mxfp4 => 32,
-            Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 256,
+            Self::Nvfp4 => 64,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq3S | Self::Iq4Xs => 256,
         }
     }
 
@@ -138,12 +158,16 @@ impl Block {
             Self::Q5_0 => size_of::<BlockQ5_0>(),
             Self::Q5_1 => size_of::<BlockQ5_1>(),
             Self::Q8_0 => size_of::<BlockQ8_0>(),
+            Self::Q2K => size_of::<BlockQ2K>(),
+            Self::Q3K => size_of::<BlockQ3K>(),
             Self::Q4K => size_of::<BlockQ4K>(),
             Self::Q5K => size_of::<BlockQ5K>(),
             Self::Q6K => size_of::<BlockQ6K>(),
+            Self::Iq3S => size_of::<BlockIq3S>(),
             Self::Iq4Nl => size_of::<BlockIq4Nl>(),
             Self::Iq4Xs => size_of::<BlockIq4Xs>(),
             Self::Mxfp4 => size_of::<BlockMxfp4>(),
+            Self::Nvfp4 => size_of::<BlockNvfp4>(),
         }
     }
 
@@ -157,12 +181,16 @@ impl Block {
             Self::Q5_0 => decode_all(src, dst, BlockQ5_0::decode),
             Self::Q5_1 => decode_all(src, dst, BlockQ5_1::decode),
             Self::Q8_0 => decode_all(src, dst, BlockQ8_0::decode),
+            Self::Q2K => decode_all(src, dst, BlockQ2K::decode),
+            Self::Q3K => decode_all(src, dst, BlockQ3K::decode),
             Self::Q4K => decode_all(src, dst, BlockQ4K::decode),
             Self::Q5K => decode_all(src, dst, BlockQ5K::decode),
             Self::Q6K => decode_all(src, dst, BlockQ6K::decode),
+            Self::Iq3S => decode_all(src, dst, BlockIq3S::decode),
             Self::Iq4Nl => decode_all(src, dst, BlockIq4Nl::decode),
             Self::Iq4Xs => decode_all(src, dst, BlockIq4Xs::decode),
             Self::Mxfp4 => decode_all(src, dst, BlockMxfp4::decode),
+            Self::Nvfp4 => decode_all(src, dst, BlockNvfp4::decode),
         }
     }
 
@@ -194,7 +222,9 @@ impl Block {
             Self::Q5K => encode_all(src, dst, BlockQ5K::encode),
             Self::Q6K => encode_all(src, dst, BlockQ6K::encode),
             Self::Mxfp4 => encode_all(src, dst, BlockMxfp4::encode),
-            Self::Iq4Nl | Self::Iq4Xs => return Err(Unwritable::NoEncoder { dtype }),
+            Self::Q2K | Self::Q3K | Self::Iq3S | Self::Iq4Nl | Self::Iq4Xs | Self::Nvfp4 => {
+                return Err(Unwritable::NoEncoder { dtype });
+            }
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::q4;
-use crate::dtype::e8m0;
+use crate::float8::{e8m0, to_e2m1};
 
 /// The sixteen E2M1 values by code.
 pub const E2M1_VALUES: [f32; 16] =
@@ -21,16 +21,6 @@ pub struct BlockMxfp4 {
 
 const _: () = assert!(size_of::<BlockMxfp4>() == 17);
 
-/// The code whose value is nearest to `v`.
-fn nearest(v: f32) -> u8 {
-    // Halfway points between neighbouring magnitudes; ties go to the even code, as in IEEE rounding.
-    const BOUNDS: [(f32, bool); 7] =
-        [(0.25, false), (0.75, true), (1.25, false), (1.75, true), (2.5, false), (3.5, true), (5.0, false)];
-    let a = v.abs();
-    let code = BOUNDS.iter().take_while(|(b, up)| if *up { a >= *b } else { a > *b }).count() as u8;
-    if v < 0.0 && code > 0 { code | 8 } else { code }
-}
-
 impl BlockMxfp4 {
     pub(super) fn decode(&self, y: &mut [f32; 32]) {
         let d = e8m0(self.e);
@@ -44,7 +34,7 @@ impl BlockMxfp4 {
             return Self { e: 0, qs: [0; 16] };
         }
         let base = (amax.to_bits() >> 23) as i32 - 2;
-        let encode = |e: u8| Self { e, qs: q4::pack(&x.map(|x| nearest((f64::from(x) / f64::from(e8m0(e))) as f32))) };
+        let encode = |e: u8| Self { e, qs: q4::pack(&x.map(|x| to_e2m1((f64::from(x) / f64::from(e8m0(e))) as f32))) };
         let mut best = (f64::INFINITY, Self::zeroed());
         for e in base - 1..=base + 1 {
             let block = encode(e.clamp(0, 254) as u8);

@@ -19,8 +19,8 @@ const TABLE: &[(u32, DType)] = &[
     (7, DType::Block(Block::Q5_1)),
     (8, DType::Block(Block::Q8_0)),
     (9, DType::Opaque(Opaque::Q8_1)),
-    (10, DType::Opaque(Opaque::Q2K)),
-    (11, DType::Opaque(Opaque::Q3K)),
+    (10, DType::Block(Block::Q2K)),
+    (11, DType::Block(Block::Q3K)),
     (12, DType::Block(Block::Q4K)),
     (13, DType::Block(Block::Q5K)),
     (14, DType::Block(Block::Q6K)),
@@ -30,7 +30,7 @@ const TABLE: &[(u32, DType)] = &[
     (18, DType::Opaque(Opaque::Iq3Xxs)),
     (19, DType::Opaque(Opaque::Iq1S)),
     (20, DType::Block(Block::Iq4Nl)),
-    (21, DType::Opaque(Opaque::Iq3S)),
+    (21, DType::Block(Block::Iq3S)),
     (22, DType::Opaque(Opaque::Iq2S)),
     (23, DType::Block(Block::Iq4Xs)),
     (24, DType::I8),
@@ -43,7 +43,7 @@ const TABLE: &[(u32, DType)] = &[
     (34, DType::Opaque(Opaque::Tq1_0)),
     (35, DType::Opaque(Opaque::Tq2_0)),
     (39, DType::Block(Block::Mxfp4)),
-    (40, DType::Opaque(Opaque::Nvfp4)),
+    (40, DType::Block(Block::Nvfp4)),
     (41, DType::Opaque(Opaque::Q1_0)),
 ];
 

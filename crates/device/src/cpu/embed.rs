@@ -4,19 +4,20 @@ use super::Cx;
 use super::product::SMALL;
 use super::ptr::Ptr;
 use crate::error::{Error, Result};
-use crate::op::{extent_bytes, row_bytes, row_stride};
+use crate::op::extents;
 use crate::view::{Mat, View};
-use checkpoint::Format;
+use checkpoint::PLANES;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// `out[i] = scale * table[ids[i]]`, zeros for an id outside the table.
 pub fn embed(cx: &Cx, out: &View, table: &Mat, ids: &View, scale: f32) -> Result<()> {
     let none = || Error::NoKernel { op: "embed", fmt: table.fmt.to_string() };
-    let Format::Plain(dtype) = table.fmt else { return Err(none()) };
-    let (row, step) = (row_bytes(table).ok_or_else(none)? as usize, row_stride(table).ok_or_else(none)? as usize);
-    let all = extent_bytes(table).ok_or_else(none)?;
-    let bytes = table.planes[0].ok_or(Error::BadBuf)?.slice(0, all).ok_or(Error::BadBuf)?;
-    let from = Ptr::of(cx.mem.ptr(&bytes)?);
+    let mut planes = [(Ptr::NULL, 0); PLANES];
+    for (i, bytes) in extents(table).ok_or_else(none)?.into_iter().enumerate() {
+        let Some(bytes) = bytes else { continue };
+        let buf = table.planes[i].and_then(|b| b.slice(0, bytes)).ok_or(Error::BadBuf)?;
+        planes[i] = (Ptr::of(cx.mem.ptr(&buf)?), bytes as usize);
+    }
     let (to, stride, k) = (cx.f32(out)?, out.stride[0] as usize, table.k as usize);
     let (ids, id_stride) = (cx.i32(ids)?, ids.stride[0] as usize);
     let rows = out.rows as usize;
@@ -27,9 +28,13 @@ pub fn embed(cx: &Cx, out: &View, table: &Mat, ids: &View, scale: f32) -> Result
         let (id, to) = unsafe { (ids.slice(i * id_stride, 1)[0], to.slice_mut(i * stride, k)) };
         match usize::try_from(id) {
             Ok(id) if id < table.n as usize => {
-                // SAFETY: row `id` lies inside the table, which nobody writes.
-                let codes = unsafe { from.slice(id * step, row) };
-                if dtype.decode(codes, to).is_err() {
+                let bytes = |i: usize| match planes[i] {
+                    (_, 0) => &[],
+                    // SAFETY: the plane's bytes, which nobody writes.
+                    (from, len) => unsafe { from.slice(0, len) },
+                };
+                let row = id as u64 * table.row_step as u64;
+                if table.fmt.decode_row([bytes(0), bytes(1), bytes(2), bytes(3)], row, to).is_err() {
                     failed.store(true, Relaxed);
                 }
                 if scale != 1.0 {

@@ -2,7 +2,7 @@
 
 use super::Cx;
 use super::mat::quant::row_bytes as quant_bytes;
-use super::mat::{self, MatKernel, Operand, TILE, Weights};
+use super::mat::{self, MatKernel, Operand, Side, TILE, Weights};
 use super::ptr::Ptr;
 use crate::error::{Error, Result};
 use crate::op;
@@ -22,6 +22,7 @@ pub struct Matrix {
     kernel: MatKernel,
     base: Ptr<u8>,
     row: usize,
+    side: Side,
     pub n: usize,
     pub k: usize,
 }
@@ -32,11 +33,13 @@ impl Matrix {
     pub fn new(cx: &Cx, op: &'static str, m: &Mat) -> Result<Self> {
         let none = || Error::NoKernel { op, fmt: m.fmt.to_string() };
         let kernel = mat::pick(&m.fmt, cx.isa).ok_or_else(none)?;
-        let (row, all) = (op::row_stride(m).ok_or_else(none)?, op::extent_bytes(m).ok_or_else(none)?);
+        let row = op::row_stride(m).ok_or_else(none)?;
+        let all = op::extents(m).and_then(|e| e[0]).ok_or_else(none)?;
         // Slots of a set share the length of the whole: only the matrix itself is looked up.
         let bytes = m.planes[0].ok_or(Error::BadBuf)?.slice(0, all).ok_or(Error::BadBuf)?;
         let base = Ptr::of(cx.mem.ptr(&bytes)?);
-        Ok(Matrix { kernel, base, row: row as usize, n: m.n as usize, k: m.k as usize })
+        let side = Side::new(cx.mem, op, m)?;
+        Ok(Matrix { kernel, base, row: row as usize, side, n: m.n as usize, k: m.k as usize })
     }
     /// Tiles of its rows.
     pub fn tiles(&self) -> usize {
@@ -65,7 +68,7 @@ impl Matrix {
             for tile in tiles.clone() {
                 let (column, base) = (tile * TILE, self.base.raw().wrapping_add(tile * TILE * self.row));
                 let n = TILE.min(self.n - column);
-                let w = Weights { base, row: self.row, n, k: self.k };
+                let w = Weights { base, row: self.row, n, k: self.k, side: self.side.from(column) };
                 // SAFETY: `pick` gave a kernel of an available instruction set; the matrix holds rows
                 // `column .. column + n`; the activations are the caller's promise, in the form the kernel asks for.
                 unsafe { (self.kernel.tile)(&w, &x[..here], &mut acc[..here]) }

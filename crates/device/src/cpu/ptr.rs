@@ -10,6 +10,9 @@ unsafe impl<T> Send for Ptr<T> {}
 unsafe impl<T> Sync for Ptr<T> {}
 
 impl<T> Ptr<T> {
+    /// No address.
+    pub const NULL: Self = Ptr(std::ptr::null_mut());
+
     /// From a writable address.
     pub fn new(p: *mut T) -> Self {
         Ptr(p)

@@ -2,8 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::host::HostMemory;
-use crate::op::{row_bytes, row_stride};
+use crate::op::extents;
 use crate::view::{Buf, Mat, View};
+use checkpoint::PLANES;
 
 fn each_run(v: &View, mut f: impl FnMut(usize)) {
     for r in 0..v.rows as usize {
@@ -72,11 +73,14 @@ pub fn put_at(mem: &HostMemory, b: &Buf, first: u64, values: &[f32]) -> Result<(
 /// Row `n` of a matrix, decoded.
 pub fn mat_row(mem: &HostMemory, m: &Mat, n: u32) -> Result<Vec<f32>> {
     let no_kernel = || Error::NoKernel { op: "decode", fmt: m.fmt.to_string() };
-    let (checkpoint::Format::Plain(t), Some(plane)) = (m.fmt, m.planes[0]) else { return Err(no_kernel()) };
-    let bytes = row_bytes(m).ok_or_else(no_kernel)?;
-    let row = plane.slice(row_stride(m).ok_or_else(no_kernel)? * n as u64, bytes).ok_or(Error::BadBuf)?;
+    let mut planes = [&[][..]; PLANES];
+    for (i, bytes) in extents(m).ok_or_else(no_kernel)?.into_iter().enumerate() {
+        let Some(bytes) = bytes else { continue };
+        let plane = m.planes[i].and_then(|b| b.slice(0, bytes)).ok_or(Error::BadBuf)?;
+        planes[i] = mem.bytes(&plane)?;
+    }
     let mut out = vec![0.0; m.k as usize];
-    t.decode(mem.bytes(&row)?, &mut out).map_err(|_| no_kernel())?;
+    m.fmt.decode_row(planes, n as u64 * m.row_step as u64, &mut out).map_err(|_| no_kernel())?;
     Ok(out)
 }
 

@@ -130,6 +130,11 @@ fn scale(rng: &mut Rng, b: Block, block: &mut [u8]) {
         Block::Q6K => half(208, 0.0005),
         Block::Iq4Xs => half(0, 0.0005),
         Block::Mxfp4 => block[0] = 122 + block[0] % 5,
+        Block::Q2K => [(80, 0.02), (82, 0.02)].into_iter().for_each(|(at, size)| half(at, size)),
+        Block::Q3K => half(108, 0.005),
+        Block::Iq3S => half(0, 0.002),
+        // Scales around 1/8.
+        Block::Nvfp4 => block[..4].iter_mut().for_each(|d| *d = 24 + *d % 16),
     }
 }
 

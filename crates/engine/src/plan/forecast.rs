@@ -43,7 +43,7 @@ fn positive(x: f64) -> Option<f64> {
 }
 
 fn loaded(p: &Plan) -> u64 {
-    p.weights.iter().filter(|w| w.residency != Residency::Leased).map(|w| w.bytes).sum()
+    p.weights.iter().filter(|w| !matches!(w.residency, Residency::Leased | Residency::RowRead)).map(|w| w.bytes).sum()
 }
 
 /// Seconds for a prompt token: every matrix once but the embedding, which is looked up, and the head, which is for the
@@ -51,7 +51,7 @@ fn loaded(p: &Plan) -> u64 {
 fn prefill(of: Subject, m: &MachineProfile) -> Option<f64> {
     let (_, top_k) = of.family.spec().experts.unwrap_or_default();
     let madds = |b: &Bound| match (b.component, b.role) {
-        (Component::Mtp | Component::Embed | Component::Head, _) | (_, Role::Vector) => 0.0,
+        (Component::Mtp | Component::Embed | Component::LayerEmbed | Component::Head, _) | (_, Role::Vector) => 0.0,
         (_, Role::Matrix) => b.n as f64 * b.k as f64,
         (_, Role::Experts { count, .. }) => b.n as f64 * b.k as f64 * count.min(top_k) as f64,
     };

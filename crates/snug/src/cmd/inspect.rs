@@ -4,7 +4,7 @@ use crate::args::InspectArgs;
 use crate::fault::Ended;
 use crate::output::{self, bytes};
 use crate::resolve;
-use checkpoint::{Checkpoint, Container, TensorInfo, Value};
+use checkpoint::{Checkpoint, Container, Format, MatrixInfo, Value};
 use engine::figures::{self, ExpertBytes, Parameters, PerSequence};
 use engine::{open, plan};
 use memory::{Component, Residency, WeightShare};
@@ -69,6 +69,7 @@ fn component(c: Component) -> String {
     match c {
         Component::Core => "core".into(),
         Component::Embed => "embedding".into(),
+        Component::LayerEmbed => "per-layer embeddings".into(),
         Component::Head => "head".into(),
         Component::Mtp => "predictor".into(),
         Component::Layer(l) => format!("layer {l}"),
@@ -80,20 +81,34 @@ fn total(shares: &[WeightShare], r: Residency) -> u64 {
     shares.iter().filter(|s| s.residency == r).map(|s| s.bytes).sum()
 }
 
-const RESIDENCIES: [(Residency, &str); 3] = [
+const RESIDENCIES: [(Residency, &str); 4] = [
     (Residency::Resident, "in memory all the time"),
     (Residency::Leased, "in memory only while used: the token predictor"),
     (Residency::Cached, "kept as far as room allows: routed experts"),
+    (Residency::RowRead, "never in memory, read row by row: embeddings per layer"),
 ];
 
-/// Tensors and bytes by storage type.
-fn by_type(ck: &Checkpoint) -> BTreeMap<&'static str, (u64, u64)> {
+/// Logical tensors and bytes by format; what belongs to a matrix is counted with it.
+fn by_type(ck: &Checkpoint) -> BTreeMap<String, (u64, u64)> {
     let mut all = BTreeMap::new();
-    for t in ck.tensors() {
-        let (n, b) = all.entry(t.dtype.name()).or_default();
-        (*n, *b) = (*n + 1, *b + t.at.len);
+    for m in ck.matrices() {
+        let (n, b) = all.entry(format_name(&m)).or_default();
+        (*n, *b) = (*n + 1, *b + m.bytes());
     }
     all
+}
+
+/// The format, with the bits a weight takes where its name is not a type's.
+fn format_name(m: &MatrixInfo) -> String {
+    match m.format {
+        Format::Plain(d) => d.name().into(),
+        f => format!("{f} ({:.2} bits)", f.bits()),
+    }
+}
+
+/// Elements of all logical tensors.
+fn elements(ck: &Checkpoint) -> u64 {
+    ck.matrices().iter().map(|m| m.shape.iter().product::<u64>()).sum()
 }
 
 fn print(f: &Facts, tensors: bool) -> anyhow::Result<()> {
@@ -108,7 +123,7 @@ fn print(f: &Facts, tensors: bool) -> anyhow::Result<()> {
         Ok(r) => field("model", described(&r.spec))?,
         Err(why) => field("cannot run", why.clone())?,
     }
-    let elems: u64 = f.ck.tensors().map(TensorInfo::elems).sum();
+    let elems = elements(&f.ck);
     field("tensors", format!("{}, {elems} elements, {}", f.ck.tensors().len(), bytes(f.ck.weight_bytes())))?;
     for tower in f.ck.vision_files() {
         field("vision", format!("{} lies beside it and is not used", tower.display()))?;
@@ -138,10 +153,12 @@ fn print(f: &Facts, tensors: bool) -> anyhow::Result<()> {
     }
     if tensors {
         output::line("\ntensors")?;
-        let width = f.ck.tensors().map(|t| t.name.len()).max().unwrap_or(0);
-        for t in f.ck.tensors() {
-            let shape = format!("{:?}", t.shape);
-            output::line(format_args!("  {:width$}  {:<7} {shape:<18} {}", t.name, t.dtype.name(), t.at.len))?;
+        let all: Vec<_> = f.ck.matrices().into_iter().map(|m| (format_name(&m), m)).collect();
+        let width = all.iter().map(|(_, m)| m.name.len()).max().unwrap_or(0);
+        let wide = all.iter().map(|(name, _)| name.len()).max().unwrap_or(0).max(7);
+        for (format, m) in &all {
+            let shape = format!("{:?}", m.shape);
+            output::line(format_args!("  {:width$}  {format:<wide$} {shape:<18} {}", m.name, m.bytes()))?;
         }
     }
     Ok(())
@@ -200,7 +217,7 @@ fn as_json(f: &Facts, tensors: bool) -> Json {
         "architecture": f.arch,
         "supported": f.runs.is_ok(),
         "tensor_count": ck.tensors().len(),
-        "elements": ck.tensors().map(TensorInfo::elems).sum::<u64>(),
+        "elements": elements(ck),
         "bytes": ck.weight_bytes(),
         "types": by_type(ck).into_iter().map(|(t, (n, b))| (t, json!({"tensors": n, "bytes": b}))).collect::<BTreeMap<_, _>>(),
         "metadata": metadata_json(ck),
@@ -222,8 +239,12 @@ fn as_json(f: &Facts, tensors: bool) -> Json {
         Err(why) => all["reason"] = json!(why),
     }
     if tensors {
-        let one = |t: &TensorInfo| json!({"name": &*t.name, "dtype": t.dtype.name(), "shape": t.shape[..], "bytes": t.at.len});
-        all["tensors"] = ck.tensors().map(one).collect();
+        let one = |m: MatrixInfo| {
+            let bits = m.format.bits();
+            let files: Vec<&str> = m.planes.iter().flatten().map(|t| &*t.name).collect();
+            json!({"name": &*m.name, "dtype": m.format.to_string(), "bits": bits, "shape": m.shape[..], "bytes": m.bytes(), "stored_as": files})
+        };
+        all["tensors"] = ck.matrices().into_iter().map(one).collect();
     }
     all
 }

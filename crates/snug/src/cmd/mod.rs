@@ -5,6 +5,7 @@ mod bench;
 mod chat;
 mod doctor;
 mod inspect;
+mod launch;
 mod list;
 mod logits;
 mod perplexity;
@@ -12,6 +13,7 @@ mod plan;
 mod profile;
 mod quantize;
 mod run;
+mod serve;
 mod synth;
 mod tokenize;
 
@@ -21,7 +23,10 @@ use std::time::Instant;
 
 /// Runs what was typed. `begun` is when the process started.
 pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
-    crate::interrupt::install()?;
+    // A server that is told to stop has its own way.
+    if !matches!(cli.command, Command::Serve(_)) {
+        crate::interrupt::install()?;
+    }
     let v = cli.verbose;
     match cli.command {
         Command::Run(a) => run::run(&a, begun, v),
@@ -31,10 +36,12 @@ pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
         Command::Tokenize(a) => tokenize::run(&a),
         Command::Quantize(a) => quantize::run(&a),
         Command::Synth(a) => synth::run(&a),
+        Command::Launch(a) => launch::run(&a),
         Command::Doctor(a) => doctor::run(&a),
         Command::List(a) => list::run(&a),
         Command::Bench(a) => bench::run(&a, v),
         Command::Plan(a) => plan::run(&a),
         Command::Perplexity(a) => perplexity::run(&a, v),
+        Command::Serve(a) => serve::run(&a, v),
     }
 }

@@ -91,6 +91,7 @@ fn as_json(f: &Facts) -> Json {
             "cached": share(p, Residency::Cached),
             // Layers are never streamed yet: what does not fit is refused.
             "streamed": 0,
+            "row_read": share(p, Residency::RowRead),
         },
         "kv": {"format": kv_name(p), "bytes_per_position": p.kv_bytes_per_position, "total": p.kv_bytes},
         "state": p.state_bytes,
@@ -130,6 +131,9 @@ fn print(f: &Facts) -> anyhow::Result<()> {
     field("weights", p.resident_bytes(), kinds)?;
     if share(p, Residency::Leased) > 0 {
         field("", share(p, Residency::Leased), "not counted: the token predictor, in memory only while used".into())?;
+    }
+    if share(p, Residency::RowRead) > 0 {
+        field("", share(p, Residency::RowRead), "not counted: tables that are read row by row from the file".into())?;
     }
     field("history", p.kv_bytes, format!("{} bytes a position, when full", p.kv_bytes_per_position))?;
     field("states", p.state_bytes, String::new())?;

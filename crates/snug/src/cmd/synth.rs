@@ -6,15 +6,16 @@ use crate::interrupt::answering;
 use crate::output::{bytes, note};
 use crate::progress::Bar;
 use checkpoint::{Block, DType};
-use snug::synth::{Format, Options, Report, Resize, Stopped, synth};
+use snug::synth::{Format, Kind, Options, Report, Resize, Scheme, Stopped, synth};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Writes it and says on stderr what it is. Ctrl-C leaves nothing behind.
 pub fn run(a: &SynthArgs) -> anyhow::Result<Ended> {
     let (format, usual) = match a.format {
-        Container::Gguf => (Format::Gguf, DType::Block(Block::Q4_0)),
-        Container::Hf => (Format::Hf, DType::BF16),
+        Container::Gguf => (Format::Gguf, Kind::Type(Block::Q4_0.into())),
+        Container::Hf => (Format::Hf, Kind::Type(DType::BF16)),
+        Container::Mlx => (Format::Mlx, Kind::Scheme(Scheme::Mlx(4))),
     };
     let how = Options {
         geometry: a.geometry.clone(),

@@ -7,6 +7,7 @@
 mod encode;
 mod kinds;
 mod metadata;
+mod planes;
 mod rearrange;
 mod tensors;
 mod vocab;

@@ -1,13 +1,14 @@
 //! The tensors of the new file: where each comes from, and streaming it through.
 
 use super::kinds::choose;
+use super::planes::Source;
 use super::{Options, encode, rearrange};
 use anyhow::{Result, bail};
-use checkpoint::{ByteRange, Checkpoint, DType, TensorInfo};
+use checkpoint::{ByteRange, Checkpoint, DType, Format, TensorInfo};
 use model::Family;
 use model::want::{Export, Groups, Lies, Place, Want};
 use std::collections::HashMap;
-use weights::{Bound, Canon, Data, Role};
+use weights::{Bound, Canon, Data, Proj, Role};
 
 /// One tensor to write.
 #[derive(Clone, Debug)]
@@ -29,6 +30,10 @@ enum From {
     Copy(ByteRange),
     /// Matrices one behind the other, each `[rows, k]`.
     Matrices { parts: Vec<ByteRange>, dtype: DType, export: Export },
+    /// Matrices over several planes.
+    Planes { source: Source, export: Export },
+    /// Transposed matrices, `[E, k, of * n]`: every `of`-th column from `first` on is a row.
+    Turned { range: ByteRange, dtype: DType, first: usize, of: usize },
     /// Values that are at hand.
     Values(Vec<f32>),
     /// A vector, canonicalised.
@@ -43,7 +48,11 @@ impl Job {
     /// Whether blocks are decoded to be encoded again.
     pub fn is_requantised(&self) -> bool {
         let blocks = |t: DType| matches!(t, DType::Block(_));
-        matches!(&self.from, From::Matrices { dtype, .. } if blocks(*dtype) && blocks(self.to))
+        match &self.from {
+            From::Matrices { dtype, .. } => blocks(*dtype) && blocks(self.to),
+            From::Planes { .. } => blocks(self.to),
+            _ => false,
+        }
     }
     /// Bytes of its data.
     pub fn bytes(&self) -> u64 {
@@ -55,7 +64,22 @@ impl Job {
 
 /// The tensors of a GGUF: the same, in other types. What cannot be decoded is copied.
 pub fn from_gguf(ck: &Checkpoint, how: &Options) -> Result<Vec<Job>> {
-    Ok(ck.tensors().map(|t| requantized(t, how)).collect())
+    let mut jobs = Vec::new();
+    for m in ck.matrices() {
+        let (Format::Scaled(_), [Some(blocks), .., Some(scale)]) = (m.format, &m.planes) else {
+            jobs.extend(m.planes.iter().flatten().map(|t| requantized(t, how)));
+            continue;
+        };
+        // A scale apart goes into the values when their type changes, and stays beside them when it does not.
+        let as_blocks = requantized(blocks, how);
+        if as_blocks.to == blocks.dtype {
+            jobs.extend([as_blocks, requantized(scale, how)]);
+        } else {
+            let from = From::Planes { source: Source::found(&m), export: Export::Same };
+            jobs.push(Job { from, ..as_blocks });
+        }
+    }
+    Ok(jobs)
 }
 
 fn requantized(t: &TensorInfo, how: &Options) -> Job {
@@ -76,9 +100,15 @@ pub fn from_family(family: &dyn Family, bounds: &[Bound], how: &Options) -> Resu
     let (mut jobs, mut fused): (Vec<Job>, Fused) = Default::default();
     for b in bounds {
         let Some(want) = wants.get(&b.id) else { bail!("parameter {} is not the family's", b.name) };
-        let Some(place) = want.gguf.first() else { bail!("{} has no name in a GGUF", b.name) };
+        let Some(place) = want.gguf.first() else {
+            // Constants of the configuration are in no file.
+            if matches!(b.data, Data::Values(_)) {
+                continue;
+            }
+            bail!("{} has no name in a GGUF", b.name)
+        };
         let Lies::Groups(g) = place.shape else {
-            jobs.extend(job(want, place, b, how)?);
+            jobs.extend(job(want, place, b, bounds, how)?);
             continue;
         };
         if !fused.iter().any(|(name, _)| *name == place.name) {
@@ -102,6 +132,9 @@ type Fused = Vec<(String, Vec<(u64, ByteRange)>)>;
 
 /// A parameter's bytes as the ranges of rows that its tensor has them in.
 fn grouped(b: &Bound, g: Groups) -> Result<Vec<(u64, ByteRange)>> {
+    if b.side.is_some() {
+        bail!("{} is stored over several planes, and its rows cannot be put together with others yet", b.name);
+    }
     let row = b.dtype.row_bytes(b.k as u64)?;
     // What is contiguous in the source may be cut at rows; what is in pieces there is cut in the same places.
     let source = parts(b)?;
@@ -122,8 +155,8 @@ fn grouped(b: &Bound, g: Groups) -> Result<Vec<(u64, ByteRange)>> {
     Ok(pieces)
 }
 
-fn job(want: &Want, place: &Place, b: &Bound, how: &Options) -> Result<Option<Job>> {
-    let (name, shape) = (place.name.clone(), want.shape.clone());
+fn job(want: &Want, place: &Place, b: &Bound, others: &[Bound], how: &Options) -> Result<Option<Job>> {
+    let (name, mut shape) = (place.name.clone(), want.shape.clone());
     let f32_job = |from| Job { name: name.clone(), shape: shape.clone(), to: DType::F32, substituted: false, from };
     if let Data::Values(values) = &b.data {
         return Ok(divisors(want.export, values).map(|v| f32_job(From::Values(v))));
@@ -133,19 +166,48 @@ fn job(want: &Want, place: &Place, b: &Bound, how: &Options) -> Result<Option<Jo
         let (dtype, canon, export) = (b.dtype, b.canon.clone(), want.export);
         return Ok(Some(f32_job(From::Vector { range, dtype, canon, export })));
     }
+    if let (Lies::Half(half), Role::Experts { layer, .. }) = (place.shape, want.role) {
+        // The second half is written with the first.
+        if half > 0 {
+            return Ok(None);
+        }
+        shape[1] *= 2;
+        let mut job = matrix_job(&name, shape, b, want.export, how)?;
+        job.from = From::Matrices { parts: both_halves(layer, b, others)?, dtype: b.dtype, export: want.export };
+        return Ok(Some(job));
+    }
     matrix_job(&name, shape, b, want.export, how).map(Some)
 }
 
 fn matrix_job(name: &str, shape: Vec<u64>, b: &Bound, export: Export, how: &Options) -> Result<Job> {
     let (to, substituted) = choose(name, &shape, b.dtype, how.to, &how.rules);
-    let from = From::Matrices { parts: parts(b)?, dtype: b.dtype, export };
+    let from = match (Source::of(b)?, &b.data) {
+        (Some(source), _) => From::Planes { source, export },
+        (None, &Data::Turned { range, first, of }) => {
+            From::Turned { range, dtype: b.dtype, first: first as usize, of: of as usize }
+        }
+        _ => From::Matrices { parts: parts(b)?, dtype: b.dtype, export },
+    };
     Ok(Job { name: name.into(), shape, to, substituted, from })
 }
+
+/// Gate and up of every expert in turn: the parts of a tensor that holds both.
+fn both_halves(layer: u32, gate: &Bound, others: &[Bound]) -> Result<Vec<ByteRange>> {
+    let is_up = |b: &&Bound| matches!(b.role, Role::Experts { layer: l, proj: Proj::Up, .. } if l == layer);
+    let Some(up) = others.iter().find(is_up) else { bail!("{} has no other half", gate.name) };
+    if up.dtype != gate.dtype {
+        bail!("{} and {} have different types", gate.name, up.name);
+    }
+    Ok(parts(gate)?.into_iter().zip(parts(up)?).flat_map(|(g, u)| [g, u]).collect())
+}
+
+/// The divisor of frequencies that do not turn at all, as llama.cpp's converter writes it.
+const STILL: f32 = 1e30;
 
 /// Rope frequencies as the divisors a GGUF keeps, `None` where there is nothing to divide.
 pub fn divisors(export: Export, freqs: &[f32]) -> Option<Vec<f32>> {
     let Export::Divisors { theta, dims } = export else { return None };
-    let by: Vec<f32> = model::rope::plain(theta, dims).zip(freqs).map(|(plain, f)| plain / f).collect();
+    let by: Vec<f32> = model::rope::plain(theta, dims).zip(freqs).map(|(plain, f)| (plain / f).min(STILL)).collect();
     by.iter().any(|&d| d != 1.0).then_some(by)
 }
 
@@ -157,6 +219,7 @@ fn parts(b: &Bound) -> Result<Vec<ByteRange>> {
             (0..count).map(|e| ByteRange { file: range.file, off: range.off + first + e * step, len: one }).collect()
         }
         Data::Each(ranges) => ranges.clone(),
+        Data::Turned { .. } => bail!("{} is transposed", b.name),
         Data::Values(_) => bail!("{} has no file", b.name),
     })
 }
@@ -174,7 +237,7 @@ pub fn write(ck: &Checkpoint, job: &Job, put: &mut dyn FnMut(&[u8]) -> Result<()
         From::Vector { range, dtype, canon, export } => {
             let k: u64 = job.shape.iter().skip(1).product();
             let n = job.shape[0];
-            let mut values = vec![0.0; (n * k) as usize];
+            let mut values = vec![0.0; (n * k) as usize * canon.stored()];
             let mut bytes = vec![0; range.len as usize];
             ck.read_at(*range, &mut bytes)?;
             dtype.decode(&bytes, &mut values)?;
@@ -188,10 +251,34 @@ pub fn write(ck: &Checkpoint, job: &Job, put: &mut dyn FnMut(&[u8]) -> Result<()
                 .collect();
             put(&encode::rows(DType::F32, moved.len(), &moved)?)
         }
+        From::Planes { source, export } => source.write(ck, job.to, *export, put),
+        From::Turned { range, dtype, first, of } => turned(ck, job, *range, *dtype, [*first, *of], put),
         From::Matrices { parts, dtype, export } => {
             parts.iter().try_for_each(|part| matrix(ck, job, *part, *dtype, *export, put))
         }
     }
+}
+
+/// One expert is in memory at a time.
+fn turned(
+    ck: &Checkpoint,
+    job: &Job,
+    range: ByteRange,
+    dtype: DType,
+    [first, of]: [usize; 2],
+    put: &mut dyn FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    let [experts, n, k] = job.shape[..] else { bail!("{} is no stack of experts", job.name) };
+    let (n, k, each) = (n as usize, k as usize, range.len / experts.max(1));
+    let (mut bytes, mut old) = (vec![0; each as usize], vec![0.0; n * of * k]);
+    for e in 0..experts {
+        ck.read_at(ByteRange { file: range.file, off: range.off + e * each, len: each }, &mut bytes)?;
+        dtype.decode(&bytes, &mut old)?;
+        let row = |i: usize| old[first + i * of..].iter().step_by(n * of).copied();
+        let turned: Vec<f32> = (0..n).flat_map(row).collect();
+        put(&encode::rows(job.to, k, &turned)?)?;
+    }
+    Ok(())
 }
 
 fn copy(ck: &Checkpoint, r: ByteRange, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {

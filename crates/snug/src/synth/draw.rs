@@ -2,8 +2,14 @@
 //! before it, so that pieces can be drawn in any order and on all cores.
 
 use checkpoint::block::pack_scales;
-use checkpoint::{Block, DType};
+use checkpoint::float8::e4m3;
+use checkpoint::{Block, DType, Format};
 use half::{bf16, f16};
+
+/// Root mean square of the sixteen E2M1 values: sqrt(68.5 / 8).
+const E2M1_RMS: f32 = 2.9262;
+/// Of the magnitudes of IQ3_S's code book.
+const IQ3_RMS: f32 = 7.5942;
 
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
@@ -107,8 +113,65 @@ fn set_scales(b: Block, std: f32, r: u64, block: &mut [u8]) {
         // Sixteen random signed scales, then the codes' own spread; the f16 over all is the last field.
         Block::Q6K => put(b.bytes() - 2, sign * std / (spread(256) * spread(64))),
         Block::Mxfp4 => block[0] = power(std, r),
+        Block::Nvfp4 => (0..4).for_each(|i| block[i] = small_float(std, r.rotate_left(16 * i as u32))),
+        Block::Q2K => {
+            // Scales even in 8..16 with minimums equal to them; root mean square 11.73.
+            put(80, std / (spread(4) * 11.726));
+            put(82, 1.5 * std / (spread(4) * 11.726));
+            (0..16).for_each(|i| block[i] = 0x88 | ((r >> (4 * i) & 7) as u8 * 0x11));
+        }
+        // Sixteen random signed scales times codes of -4..4: root mean squares 18.48 and 2.345.
+        Block::Q3K => put(b.bytes() - 2, sign * std / (18.48 * 2.345)),
+        // Odd scales up to 31 and the code book: root mean squares 18.47 and IQ3_RMS.
+        Block::Iq3S => put(0, sign * std / (18.466 * IQ3_RMS)),
         Block::Iq4Nl | Block::Iq4Xs => {}
     }
+}
+
+/// Fills a part of plane `plane` of a format with several: codes are even, scales give values this standard deviation
+/// about a mean of 0.
+pub fn plane_noise(format: Format, plane: usize, std: f32, s: Stream, out: &mut [u8]) {
+    let each = |out: &mut [u8], dtype: DType, f: &dyn Fn(u64) -> f32| match dtype {
+        DType::F32 => floats(out, |i| f(i).to_le_bytes()),
+        DType::F16 => floats(out, |i| f16::from_f32(f(i)).to_le_bytes()),
+        _ => floats(out, |i| bf16::from_f32(f(i)).to_le_bytes()),
+    };
+    match (format, plane) {
+        (Format::Fp8 { .. }, 0) => {
+            words(out, s);
+            // The codes that are no numbers become others.
+            out.iter_mut().filter(|b| **b & 0x7F == 0x7F).for_each(|b| *b ^= 0x40);
+        }
+        (_, 0) => words(out, s),
+        (Format::Affine { bits, scale, .. }, _) => {
+            let step = std / spread(1 << bits);
+            let bias = -step * ((1u32 << bits) - 1) as f32 / 2.0;
+            each(out, scale, &|_| if plane == 1 { step } else { bias });
+        }
+        (Format::Mxfp4Hf, _) => out.iter_mut().zip(0..).for_each(|(b, i)| *b = power(std, s.word(i))),
+        (Format::Nvfp4 { .. }, 1) => out.fill(0x38),
+        (Format::Nvfp4 { .. }, _) => each(out, DType::F32, &|_| std / E2M1_RMS),
+        (Format::Fp8 { scale, .. }, _) => each(out, scale, &|_| std / e4m3_rms()),
+        (Format::Int4 { scale, .. }, _) => {
+            each(out, scale, &|i| if s.word(i) & 1 == 0 { std / spread(16) } else { -std / spread(16) });
+        }
+        (Format::Plain(_) | Format::Scaled(_), _) => {}
+    }
+}
+
+/// Root mean square of what even bytes are as E4M3.
+fn e4m3_rms() -> f32 {
+    let squares = (0..=255u8).map(|b| e4m3(if b & 0x7F == 0x7F { b ^ 0x40 } else { b }).powi(2));
+    (squares.sum::<f32>() / 256.0).sqrt()
+}
+
+/// An E4M3 scale: one of the two codes around the wanted one, the larger as often as makes the variance right.
+fn small_float(std: f32, r: u64) -> u8 {
+    let wanted = std / E2M1_RMS;
+    let low = (0..0x7Du8).rev().find(|c| e4m3(*c) <= wanted).unwrap_or(0);
+    let (a, b) = (e4m3(low).powi(2), e4m3(low + 1).powi(2));
+    let up = (r >> 40) as f32 / (1u64 << 24) as f32;
+    low + u8::from(up < (wanted.powi(2) - a) / (b - a))
 }
 
 /// Sub-scales are even in 32..64 and the minimums equal to them, so that one ratio centres all sub-blocks.
@@ -125,9 +188,7 @@ fn k_scales(step: f32, centre: f32, r: u64, block: &mut [u8]) {
 
 /// An exponent byte (2^(e - 127)): one of the two around the wanted scale, the larger as often as makes the variance right.
 fn power(std: f32, r: u64) -> u8 {
-    // Root mean square of the sixteen E2M1 values: sqrt(68.5 / 8).
-    const RMS: f32 = 2.9262;
-    let exact = (std / RMS).log2();
+    let exact = (std / E2M1_RMS).log2();
     let (low, part) = (exact.floor(), exact - exact.floor());
     let chance = (4f32.powf(part) - 1.0) / 3.0;
     let up = (r >> 40) as f32 / (1u64 << 24) as f32;

@@ -22,6 +22,19 @@ const ALL: &[Geometry] = &[
     Geometry { name: "qwen3-next-80b-a3b", config: qwen3_next_80b_a3b },
     Geometry { name: "qwen3.8-27b", config: qwen3_8_27b },
     Geometry { name: "qwen3.6-35b-a3b", config: qwen3_6_35b_a3b },
+    Geometry { name: "gemma4-26b-a4b", config: gemma4_26b_a4b },
+    Geometry { name: "gemma4-31b", config: gemma4_31b },
+    Geometry { name: "gpt-oss-20b", config: || gpt_oss(24, 32) },
+    Geometry { name: "gpt-oss-120b", config: || gpt_oss(36, 128) },
+    Geometry { name: "glm-4.5-air", config: glm_4_5_air },
+];
+
+/// What configurations call the number of routed experts, and how many a row uses.
+const EXPERTS: [(&str, &str); 4] = [
+    ("num_experts", "num_experts_per_tok"),
+    ("num_experts", "top_k_experts"),
+    ("num_local_experts", "num_experts_per_tok"),
+    ("n_routed_experts", "num_experts_per_tok"),
 ];
 
 /// Names of the geometries there are.
@@ -56,13 +69,15 @@ pub fn config(name: &str, resize: &Resize) -> Result<Value, Wrong> {
     t["bos_token_id"] = Value::Null;
     if let Some(n) = resize.layers {
         t["num_hidden_layers"] = json!(n);
+        resize_kinds(t, n);
     }
     if let Some(n) = resize.experts {
-        let Some(used) = t["num_experts_per_tok"].as_u64() else {
+        let there = |(count, used): &&(&str, &str)| t[*count].is_u64() && t[*used].is_u64();
+        let Some((count, used)) = EXPERTS.iter().find(there) else {
             return Err(Wrong(format!("{name} has no routed experts, so --experts means nothing for it")));
         };
-        t["num_experts"] = json!(n);
-        t["num_experts_per_tok"] = json!(used.min(n.into()));
+        t[*count] = json!(n);
+        t[*used] = json!(t[*used].as_u64().map(|k| k.min(n.into())));
     }
     if let Some(n) = resize.vocab {
         t["vocab_size"] = json!(n);
@@ -76,6 +91,136 @@ pub fn config(name: &str, resize: &Resize) -> Result<Value, Wrong> {
 /// The language model's part of a configuration.
 pub fn text_config(c: &mut Value) -> &mut Value {
     if c.get("text_config").is_some() { &mut c["text_config"] } else { c }
+}
+
+/// Kinds of layers follow the number of layers: as they are repeated, the last one as in the real model.
+fn resize_kinds(c: &mut Value, n: u32) {
+    let Some(kinds) = c["layer_types"].as_array().filter(|k| !k.is_empty()) else { return };
+    let mut new: Vec<Value> = kinds.iter().cycle().take(n as usize).cloned().collect();
+    if let (Some(last), Some(real)) = (new.last_mut(), kinds.last()) {
+        last.clone_from(real);
+    }
+    c["layer_types"] = Value::Array(new);
+}
+
+/// Five windowed layers, then a full one.
+fn five_to_one(layers: usize) -> Vec<&'static str> {
+    (1..=layers).map(|l| if l.is_multiple_of(6) { "full_attention" } else { "sliding_attention" }).collect()
+}
+
+/// What the larger Gemma 4 models share.
+fn gemma4(layers: usize, hidden: u32, heads: u32, kv: u32, full_kv: u32, inner: u32) -> Value {
+    json!({
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "vocab_size": 262144,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "layer_types": five_to_one(layers),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_global_key_value_heads": full_kv,
+        "attention_k_eq_v": true,
+        "attention_bias": false,
+        "sliding_window": 1024,
+        "final_logit_softcapping": 30.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "enable_moe_block": false,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1000000.0,
+            },
+            "sliding_attention": { "rope_type": "default", "rope_theta": 10000.0 },
+        },
+        "tie_word_embeddings": true,
+    })
+}
+
+fn gemma4_26b_a4b() -> Value {
+    let mut c = gemma4(30, 2816, 16, 8, 2, 2112);
+    c["enable_moe_block"] = json!(true);
+    c["num_experts"] = json!(128);
+    c["top_k_experts"] = json!(8);
+    c["moe_intermediate_size"] = json!(704);
+    c
+}
+
+fn gemma4_31b() -> Value {
+    gemma4(60, 5376, 32, 16, 4, 21504)
+}
+
+fn gpt_oss(layers: usize, experts: u32) -> Value {
+    let kinds: Vec<_> = ["sliding_attention", "full_attention"].into_iter().cycle().take(layers).collect();
+    json!({
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "vocab_size": 201088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": layers,
+        "layer_types": kinds,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": experts,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "swiglu_limit": 7.0,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "attention_bias": true,
+        "rope_theta": 150000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": false,
+        },
+        "tie_word_embeddings": false,
+    })
+}
+
+fn glm_4_5_air() -> Value {
+    json!({
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "vocab_size": 151552,
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 46,
+        "num_attention_heads": 96,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "n_routed_experts": 128,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": true,
+        "routed_scaling_factor": 1.0,
+        "use_qk_norm": false,
+        "attention_bias": true,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": false,
+    })
 }
 
 fn smollm2_135m() -> Value {

@@ -6,6 +6,7 @@
 
 mod draw;
 mod geometry;
+mod scheme;
 mod tensors;
 mod vision;
 mod vocab;
@@ -14,6 +15,7 @@ use crate::quantize::{file_type, hf_metadata};
 use anyhow::{Context, Result};
 use checkpoint::{Checkpoint, DType, NewTensor, TensorWriter};
 pub use geometry::{Resize, names};
+pub use scheme::{Kind, Scheme};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tensors::Job;
@@ -30,6 +32,8 @@ pub enum Format {
     Gguf,
     /// A directory with `config.json`, `tokenizer.json` and `model.safetensors`.
     Hf,
+    /// The same by the names and in the forms of MLX.
+    Mlx,
 }
 
 /// What to write.
@@ -40,7 +44,7 @@ pub struct Options {
     /// What is not as in the real model.
     pub resize: Resize,
     /// Type of the matrices.
-    pub to: DType,
+    pub to: Kind,
     /// The container.
     pub format: Format,
     /// Whether to leave a hole where the weights would be.
@@ -71,12 +75,18 @@ pub struct Report {
 pub fn synth(out: &Path, how: &Options, on_progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<Report> {
     let mut config = geometry::config(&how.geometry, &how.resize)?;
     check_target(out, how)?;
-    if !draw::drawable(how.to) {
+    if let Kind::Type(t) = how.to
+        && !draw::drawable(t)
+    {
         return Err(Wrong(format!("there is no generator for {}", how.to)).into());
     }
     let dir = out.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let temp = tempfile::Builder::new().prefix(".snug-").suffix(".part").tempdir_in(dir);
     let temp = temp.with_context(|| format!("cannot write in {}", dir.display()))?;
+    let scheme = tensors::scheme(how.format, how.to)?;
+    if let Some((key, value)) = scheme.map(Scheme::config) {
+        config[key] = value;
+    }
     let skeleton = Skeleton::write(temp.path(), &how.geometry.to_ascii_lowercase(), &mut config)?;
     let ck = Checkpoint::open(skeleton.dir.clone())?;
     let family = model::open(&ck)?;
@@ -84,7 +94,8 @@ pub fn synth(out: &Path, how: &Options, on_progress: &mut dyn FnMut(u64, u64) ->
     let mut jobs = tensors::jobs(family.as_ref(), how.format, how.to, tied)?;
     if how.format == Format::Hf {
         // GGUF checkpoints keep a vision tower in a file of its own.
-        jobs.extend(vision::tensors(&config).into_iter().map(|(name, shape)| tensors::unused(name, &shape, how.to)));
+        let to = if scheme.is_some() { DType::BF16 } else { how.to.plain() };
+        jobs.extend(vision::tensors(&config).into_iter().map(|(name, shape)| tensors::unused(name, &shape, to)));
     }
     let total: u64 = jobs.iter().map(Job::bytes).sum();
     if !how.sparse {
@@ -111,9 +122,10 @@ pub fn synth(out: &Path, how: &Options, on_progress: &mut dyn FnMut(u64, u64) ->
                 checkpoint::write_gguf::<anyhow::Error>(out, &meta, &announced, &mut fill)?;
             }
         }
-        Format::Hf => {
+        Format::Hf | Format::Mlx => {
             let (file, about) = (skeleton.weights(), describe(how));
-            let about = [("format", "pt"), ("description", &*about)];
+            let by = if how.format == Format::Mlx { "mlx" } else { "pt" };
+            let about = [("format", by), ("description", &*about)];
             if how.sparse {
                 checkpoint::write_safetensors_hole(&file, &about, &announced)?;
             } else {
@@ -143,7 +155,7 @@ fn check_target(out: &Path, how: &Options) -> Result<(), Wrong> {
     let wrong = |what: &str| Err(Wrong(format!("{} {what}", out.display())));
     match (how.format, out.is_dir(), out.exists()) {
         (Format::Gguf, true, _) => wrong("is a directory, and a GGUF is one file"),
-        (Format::Hf, false, true) => wrong("is a file, and --format hf writes a directory"),
+        (Format::Hf | Format::Mlx, false, true) => wrong("is a file, and --format hf writes a directory"),
         (_, _, true) if !how.force => wrong("exists already; --force replaces it"),
         _ => Ok(()),
     }

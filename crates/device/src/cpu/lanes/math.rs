@@ -41,7 +41,7 @@ const TANH_NEAR: f32 = 0.625;
 pub fn tanh<L: Lanes>(x: L) -> L {
     let (one, z) = (L::splat(1.0), x.mul(x));
     let mut p = L::splat(-5.704_988_7e-3);
-    for k in [2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1] {
+    for k in [2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
         p = p.fma(z, L::splat(k));
     }
     let near = p.mul(z).fma(x, x);
@@ -70,7 +70,7 @@ pub fn glu<L: Lanes>(gate: L, glu: Glu, up: L) -> L {
 /// `(1 + tanh(y)) / 2 = sigmoid(2 y)`, which keeps its digits for large negative y.
 #[inline(always)]
 fn gelu_tanh<L: Lanes>(x: L) -> L {
-    const TWICE_ROOT: f32 = 1.595_769_1;
+    const TWICE_ROOT: f32 = 1.595_769_2;
     let inner = x.mul(x).mul(L::splat(0.044715)).fma(x, x);
     x.mul(sigmoid(inner.mul(L::splat(TWICE_ROOT))))
 }

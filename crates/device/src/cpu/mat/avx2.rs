@@ -1,6 +1,12 @@
 //! The kernels for AVX2 with FMA: those of the AVX-512 file on halves of a tile, with `maddubs` and `madd` in place of
 //! `dpbusd`.
 
+mod decoded;
+mod planes;
+
+pub use decoded::fp8;
+pub use planes::planes;
+
 use super::quant::{self, GROUP};
 use super::tile::{CHUNK_GROUPS, chunk_bytes, locate};
 use super::tile_x86::{Eight, F16c, Scales, TileX86, prefetch};

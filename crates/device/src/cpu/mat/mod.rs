@@ -10,15 +10,24 @@
 //!   `acc += dot * (scale * d)` and, where the format has offsets, `acc += offset * d * sum(q)`, group after group in
 //!   fused f32. Integers make this the same on every instruction set.
 //!
-//! [`pick`] chooses by format and instruction set; formats are in `tile32`, `tile256` (what they mean) and `tile_x86`
-//! (how vectors read them), kernels in one file per instruction set.
+//! - Codes that are floats of eight bits are decoded and then meet f32 activations as float formats do, to the bit.
+//!
+//! [`pick`] chooses by format and instruction set. Formats of one plane and one scale a group are in `tile32`, `tile256`
+//! (what they mean) and `tile_x86` (how vectors read them), the others in `planes` and `planes_x86`; kernels are in a
+//! directory per instruction set.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod planes;
+#[cfg(target_arch = "x86_64")]
+mod planes_avx512;
+#[cfg(target_arch = "x86_64")]
+mod planes_x86;
 pub mod quant;
 mod scalar;
+mod side;
 mod tile;
 mod tile256;
 mod tile32;
@@ -29,6 +38,7 @@ mod tile_x86;
 
 use super::isa::Isa;
 use checkpoint::{Block, DType, Format};
+pub use side::Side;
 
 /// Weight rows of one kernel call.
 pub const TILE: usize = 16;
@@ -44,6 +54,8 @@ pub struct Weights {
     pub n: usize,
     /// Elements of a row.
     pub k: usize,
+    /// Planes beside this one.
+    pub side: Side,
 }
 
 impl Weights {
@@ -90,8 +102,18 @@ pub struct MatKernel {
 pub fn operand(f: &Format) -> Option<Operand> {
     match f {
         Format::Plain(DType::F32 | DType::F16 | DType::BF16) => Some(Operand::F32),
-        Format::Plain(DType::Block(_)) => Some(Operand::Q15),
-        _ => None,
+        // Codes of eight bits of floating point are not integers of a few bits.
+        Format::Fp8 { tile: [rows, cols], .. } => {
+            let whole = (*rows <= 1 || rows.is_multiple_of(TILE as u32)) && cols.is_multiple_of(16);
+            if whole { Some(Operand::F32) } else { None }
+        }
+        Format::Plain(DType::Block(_))
+        | Format::Scaled(Block::Nvfp4)
+        | Format::Affine { .. }
+        | Format::Mxfp4Hf
+        | Format::Nvfp4 { .. }
+        | Format::Int4 { .. } => Some(Operand::Q15),
+        Format::Plain(_) | Format::Scaled(_) => None,
     }
 }
 
@@ -108,25 +130,25 @@ pub fn quantiser(isa: Isa) -> QuantFn {
 
 /// The kernel of a format on an instruction set.
 pub fn pick(f: &Format, isa: Isa) -> Option<MatKernel> {
-    let Format::Plain(t) = f else { return None };
     let tile = match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => table!(avx512, t),
+        Isa::Avx512 => table!(avx512, *f),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => table!(avx2, t),
-        _ => table!(scalar, t),
+        Isa::Avx2 => table!(avx2, *f),
+        _ => table!(scalar, *f),
     };
     Some(MatKernel { operand: operand(f)?, tile: tile? })
 }
 
-/// One line per format; the kernels of an instruction set are `floats` and `blocks`, generic over what they read.
+/// One line per format; the kernels of an instruction set are `floats`, `blocks`, `planes` and `fp8`, generic over what
+/// they read.
 macro_rules! table {
-    ($isa:ident, $dtype:expr) => {{
-        let tile: Option<TileFn> = match $dtype {
-            DType::F32 => Some($isa::floats::<$isa::F32>),
-            DType::F16 => Some($isa::floats::<$isa::F16>),
-            DType::BF16 => Some($isa::floats::<$isa::Bf16>),
-            DType::Block(b) => Some(match b {
+    ($isa:ident, $format:expr) => {{
+        let tile: Option<TileFn> = match $format {
+            Format::Plain(DType::F32) => Some($isa::floats::<$isa::F32>),
+            Format::Plain(DType::F16) => Some($isa::floats::<$isa::F16>),
+            Format::Plain(DType::BF16) => Some($isa::floats::<$isa::Bf16>),
+            Format::Plain(DType::Block(b)) => Some(match b {
                 Block::Q4_0 => $isa::blocks::<tile32::Q4_0>,
                 Block::Q4_1 => $isa::blocks::<tile32::Q4_1>,
                 Block::Q5_0 => $isa::blocks::<tile32::Q5_0>,
@@ -134,12 +156,31 @@ macro_rules! table {
                 Block::Q8_0 => $isa::blocks::<tile32::Q8_0>,
                 Block::Iq4Nl => $isa::blocks::<tile32::Iq4Nl>,
                 Block::Mxfp4 => $isa::blocks::<tile32::Mxfp4>,
+                Block::Q2K => $isa::planes::<planes::Q2K>,
+                Block::Q3K => $isa::blocks::<tile256::Q3K>,
                 Block::Q4K => $isa::blocks::<tile256::Q4K>,
                 Block::Q5K => $isa::blocks::<tile256::Q5K>,
                 Block::Q6K => $isa::blocks::<tile256::Q6K>,
+                Block::Iq3S => $isa::blocks::<tile256::Iq3S>,
                 Block::Iq4Xs => $isa::blocks::<tile256::Iq4Xs>,
+                Block::Nvfp4 => $isa::planes::<planes::Nvfp4Blocks>,
             }),
-            _ => None,
+            Format::Scaled(Block::Nvfp4) => Some($isa::planes::<planes::Nvfp4Blocks>),
+            Format::Affine { bits, .. } => match bits {
+                2 => Some($isa::planes::<planes::Affine<2>>),
+                3 => Some($isa::planes::<planes::Affine<3>>),
+                4 => Some($isa::planes::<planes::Affine<4>>),
+                5 => Some($isa::planes::<planes::Affine<5>>),
+                6 => Some($isa::planes::<planes::Affine<6>>),
+                8 => Some($isa::planes::<planes::Affine<8>>),
+                _ => None,
+            },
+            Format::Mxfp4Hf => Some($isa::planes::<planes::Mxfp4>),
+            Format::Nvfp4 { .. } => Some($isa::planes::<planes::Nvfp4>),
+            Format::Int4 { zero: false, .. } => Some($isa::planes::<planes::Int4>),
+            Format::Int4 { zero: true, .. } => Some($isa::planes::<planes::Int4Zero>),
+            Format::Fp8 { .. } => Some($isa::fp8),
+            Format::Plain(_) | Format::Scaled(_) => None,
         };
         tile
     }};

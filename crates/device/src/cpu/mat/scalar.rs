@@ -1,5 +1,11 @@
 //! The kernels in plain Rust: for machines without AVX2, and to compare the others with.
 
+mod decoded;
+mod planes;
+
+pub use decoded::fp8;
+pub use planes::planes;
+
 use super::quant::{self, GROUP};
 use super::tile::{CHUNK_GROUPS, Half, Tile, chunk_bytes, locate};
 use super::{TILE, Weights};

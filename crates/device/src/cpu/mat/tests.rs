@@ -1,14 +1,96 @@
 //! Tile decoders against the decoders of `checkpoint`, on random bytes and on the ends of their ranges.
 
+use super::planes::{self, Planes, Row};
+use super::side::{Plane, Side};
 use super::tile::{CHUNK_GROUPS, Half, Tile, chunk_bytes, locate};
 use super::{tile32, tile256};
-use checkpoint::{Block, DType};
+use checkpoint::{Block, DType, Format, Global};
 
 struct Exact;
 impl Half for Exact {
     unsafe fn f32(bits: [u8; 2]) -> f32 {
         half::f16::from_le_bytes(bits).to_f32()
     }
+}
+
+/// Codes and steps of a format of several planes against its decoder, over all values of every byte.
+fn planes_agree<T: Planes>(format: Format) {
+    let (n, k) = (8, 512u64);
+    let cuts = format.planes(k).unwrap();
+    let mut state = 7u64;
+    let mut planes: [Vec<u8>; 4] = cuts.map(|cut| {
+        let bytes = cut.map_or(0, |c| c.total(n)) as usize;
+        let mut random = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as u8
+        };
+        (0..bytes).map(|_| random()).collect()
+    });
+    if let Format::Int4 { scale, .. } = format {
+        // Sizes whose multiples stay finite.
+        let values: Vec<f32> = (0..planes[1].len() / scale.bytes()).map(|i| (i % 29) as f32 / 7.0 - 1.3).collect();
+        scale.encode(&values, &mut planes[1]).unwrap();
+    }
+    let at = |i: usize| planes[i].as_ptr();
+    let scale = match format {
+        Format::Affine { scale, .. } | Format::Int4 { scale, .. } => super::side::Scale::of(scale).unwrap(),
+        _ => super::side::Scale::F32,
+    };
+    let per = match format {
+        Format::Affine { group, .. } | Format::Int4 { group, .. } => group as usize / 32,
+        _ => 1,
+    };
+    let global = planes[3].first_chunk().map_or(1.0, |b| f32::from_le_bytes(*b));
+    let side = Side { scale, per, global, scales: Plane::NONE, mins: Plane::NONE };
+    for r in 0..n {
+        let mut want = vec![0.0; k as usize];
+        format.decode_row(std::array::from_fn(|i| &planes[i][..]), r, &mut want).unwrap();
+        let part = |i: usize| at(i).wrapping_add(cuts[i].map_or(0, |c| c.at(r)) as usize);
+        let row = Row { codes: part(0), scales: part(1), mins: part(2), nth: (r % 8) as u32 };
+        for g in 0..k as usize / 32 {
+            // SAFETY: whole planes of n rows.
+            let (codes, steps) = unsafe { (T::codes(row.codes, g), T::steps(&side, &row, g)) };
+            for (i, code) in codes.into_iter().enumerate() {
+                assert!(T::WIDE || code < 64, "{format}: {code}");
+                let h = if T::HALVES { i / 16 } else { 0 };
+                let plain = steps.scale[h] * (code as i32 - T::OFFSET) as f32;
+                let w = if T::MIN { plain + steps.min[h] } else { plain };
+                let want = want[32 * g + i];
+                // A global scale is part of the step, so the product is rounded in another place.
+                let close = if side.global == 1.0 { w == want } else { (w - want).abs() <= 1e-6 * want.abs() };
+                let damaged = !w.is_finite() && !want.is_finite();
+                assert!(
+                    close || damaged || zeros(format, w, want),
+                    "{format} row {r} group {g} element {i}: {w}, not {want}"
+                );
+            }
+        }
+    }
+}
+
+/// `scale * q - scale * zero` may round where `scale * (q - zero)` does not: in f32 scales alone.
+fn zeros(format: Format, w: f32, want: f32) -> bool {
+    let f32s = matches!(format, Format::Int4 { zero: true, scale: DType::F32, .. });
+    f32s && (w - want).abs() <= 1e-5
+}
+
+#[test]
+fn codes_and_steps_of_planes_are_the_weights() {
+    let affine = |bits, scale| Format::Affine { bits, group: 64, scale };
+    planes_agree::<planes::Affine<2>>(affine(2, DType::BF16));
+    planes_agree::<planes::Affine<3>>(affine(3, DType::F16));
+    planes_agree::<planes::Affine<4>>(affine(4, DType::BF16));
+    planes_agree::<planes::Affine<5>>(affine(5, DType::F16));
+    planes_agree::<planes::Affine<6>>(affine(6, DType::F32));
+    planes_agree::<planes::Affine<8>>(affine(8, DType::F16));
+    planes_agree::<planes::Mxfp4>(Format::Mxfp4Hf);
+    planes_agree::<planes::Nvfp4>(Format::Nvfp4 { global: Global::None });
+    for scale in [DType::F16, DType::BF16, DType::F32] {
+        planes_agree::<planes::Int4>(Format::Int4 { group: 128, zero: false, scale });
+        planes_agree::<planes::Int4Zero>(Format::Int4 { group: 32, zero: true, scale });
+    }
+    planes_agree::<planes::Nvfp4Blocks>(Block::Nvfp4.into());
+    planes_agree::<planes::Q2K>(Block::Q2K.into());
 }
 
 /// Random blocks, then blocks of one repeated byte: all zeros, all ones and in between.
@@ -86,6 +168,8 @@ fn steps_agree<T: super::tile_x86::TileX86>() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn steps_by_vectors_are_the_steps() {
+    steps_agree::<tile256::Q3K>();
+    steps_agree::<tile256::Iq3S>();
     steps_agree::<tile256::Q4K>();
     steps_agree::<tile256::Q5K>();
     steps_agree::<tile256::Q6K>();
@@ -101,6 +185,8 @@ fn codes_and_steps_are_the_weights() {
     agree::<tile32::Q8_0>(Block::Q8_0, vector::<tile32::Q8_0>);
     agree::<tile32::Iq4Nl>(Block::Iq4Nl, vector::<tile32::Iq4Nl>);
     agree::<tile32::Mxfp4>(Block::Mxfp4, vector::<tile32::Mxfp4>);
+    agree::<tile256::Q3K>(Block::Q3K, vector::<tile256::Q3K>);
+    agree::<tile256::Iq3S>(Block::Iq3S, vector::<tile256::Iq3S>);
     agree::<tile256::Q4K>(Block::Q4K, vector::<tile256::Q4K>);
     agree::<tile256::Q5K>(Block::Q5K, vector::<tile256::Q5K>);
     agree::<tile256::Q6K>(Block::Q6K, vector::<tile256::Q6K>);

@@ -80,6 +80,10 @@ const _: () = assert!(
         && align_of::<block::BlockQ8_0>() == 1
         && align_of::<block::BlockIq4Nl>() == 1
         && align_of::<block::BlockMxfp4>() == 1
+        && align_of::<block::BlockQ2K>() == 1
+        && align_of::<block::BlockQ3K>() == 1
+        && align_of::<block::BlockIq3S>() == 1
+        && align_of::<block::BlockNvfp4>() == 1
         && align_of::<block::BlockQ4K>() == 1
         && align_of::<block::BlockQ5K>() == 1
         && align_of::<block::BlockQ6K>() == 1

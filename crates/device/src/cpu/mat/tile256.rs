@@ -99,3 +99,42 @@ impl Tile for Iq4Xs {
         nibbles(&b.qs[g]).map(iq4)
     }
 }
+
+/// See [`block::BlockQ3K`].
+pub struct Q3K;
+
+impl Tile for Q3K {
+    type Block = block::BlockQ3K;
+    const GROUPS: usize = 8;
+    const OFFSET: i32 = 4;
+    const SUB: bool = true;
+    #[inline(always)]
+    unsafe fn steps<H: Half>(b: &Self::Block, g: usize) -> Steps {
+        let sub = [b.scale(2 * g) as i32, b.scale(2 * g + 1) as i32];
+        // SAFETY: the caller's promise.
+        unsafe { Steps { sub, ..Steps::scale(H::f32(b.d)) } }
+    }
+    #[inline(always)]
+    fn codes(b: &Self::Block, g: usize) -> [u8; 32] {
+        let (half, quarter) = (g / 4, g % 4);
+        std::array::from_fn(|l| b.qs[32 * half + l] >> (2 * quarter) & 3 | (b.hmask[l] >> g & 1) << 2)
+    }
+}
+
+/// See [`block::BlockIq3S`].
+pub struct Iq3S;
+
+impl Tile for Iq3S {
+    type Block = block::BlockIq3S;
+    const GROUPS: usize = 8;
+    const OFFSET: i32 = 16;
+    #[inline(always)]
+    unsafe fn steps<H: Half>(b: &Self::Block, g: usize) -> Steps {
+        // SAFETY: the caller's promise.
+        Steps::scale(unsafe { H::f32(b.d) } * f32::from(b.scale(g)))
+    }
+    #[inline(always)]
+    fn codes(b: &Self::Block, g: usize) -> [u8; 32] {
+        b.levels(g).map(|level| (level + 16) as u8)
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! That is how files hold them, so nothing is shuffled; sums are put in order only once a group.
 
-use super::tile::locate;
+use super::tile::{Tile, locate};
 use super::tile_x86::TileX86;
 use super::tile32::{self, E2M1_CODES, IQ4_CODES};
 use super::tile256;
@@ -394,3 +394,17 @@ quad!(
         }
     }
 );
+quad!(tile256::Iq3S, |b, g| {
+    let codes = each!(b, |b| tile256::Iq3S::codes(b, g));
+    let rows = [&codes[0], &codes[1], &codes[2], &codes[3]];
+    [load(each!(rows, |c| sixteen(c, 0))), load(each!(rows, |c| sixteen(c, 16)))]
+});
+quad!(tile256::Q3K, |b, g| {
+    let (side, quarter) = (g / 4, g % 4);
+    let half = |at: usize| {
+        let low = bits::<3>(load(each!(b, |b| sixteen(&b.qs, 32 * side + at))), 2 * quarter);
+        let high = bits::<1>(load(each!(b, |b| sixteen(&b.hmask, at))), g);
+        _mm512_or_si512(low, _mm512_slli_epi16::<2>(high))
+    };
+    [half(0), half(16)]
+});

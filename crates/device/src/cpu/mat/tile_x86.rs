@@ -299,6 +299,22 @@ large!(tile256::Iq4Xs, Scales::Other, |b, g| lookup(&IQ4_CODES, &b.qs[g]), |b| {
     let scale = _mm256_mul_ps(splat(b.d), _mm256_cvtepi32_ps(s));
     Eight::new(scale, scale)
 });
+impl TileX86 for tile256::Iq3S {
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn vector(b: &Self::Block, g: usize) -> __m256i {
+        load32(&Self::codes(b, g))
+    }
+}
+impl TileX86 for tile256::Q3K {
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn vector(b: &Self::Block, g: usize) -> __m256i {
+        let low = _mm256_and_si256(shift(load32(&b.qs[32 * (g / 4)..]), 2 * (g % 4)), _mm256_set1_epi8(3));
+        let high = _mm256_and_si256(shift(load32(&b.hmask), g), _mm256_set1_epi8(1));
+        _mm256_or_si256(low, _mm256_slli_epi16::<2>(high))
+    }
+}
 large!(
     tile256::Q4K,
     Scales::Six { d: offset_of!(block::BlockQ4K, d) },

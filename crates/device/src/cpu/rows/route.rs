@@ -72,8 +72,8 @@ impl Route {
             RouterScore::Sigmoid => map::<L>(x, p, L::sigmoid),
         }
         match self.bias {
-            // SAFETY: a checked bias has a float per expert, and nobody writes it.
             Some(b) => {
+                // SAFETY: a checked bias has a float per expert, and nobody writes it.
                 let b = unsafe { b.slice(0, p.len()) };
                 choice.iter_mut().zip(p.iter().zip(b)).for_each(|(c, (p, b))| *c = p + b);
             }

@@ -91,7 +91,7 @@ unsafe fn step<E: Elem, const R: usize>(
 /// Lanes 8 apart, 4 apart, 2 apart, 1 apart.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-fn sum(v: __m512) -> f32 {
+pub fn sum(v: __m512) -> f32 {
     let v = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
     let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
     let v = _mm_add_ps(v, _mm_movehl_ps(v, v));

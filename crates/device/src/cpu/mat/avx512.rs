@@ -5,15 +5,21 @@
 //! weight row from the first product to the last.
 
 mod blocks;
+mod decoded;
 mod floats;
+mod planes;
 mod quantise;
 mod steps;
 
 use std::arch::x86_64::*;
 
 pub use blocks::blocks;
+pub use decoded::fp8;
 pub use floats::{Bf16, F16, F32, floats};
+pub use planes::planes;
 pub use quantise::quantise;
+
+use floats::sum;
 
 /// Transposes sixteen rows of eight 32-bit elements: vector j holds element j of each row.
 #[inline]
@@ -40,4 +46,13 @@ fn transpose(row: impl Fn(usize) -> __m256i) -> [__m512i; 8] {
         z[c + 4] = _mm512_shuffle_i64x2::<0b11_01_11_01>(u[c], v[c]);
     }
     z
+}
+
+/// Sums each 128-bit lane of four vectors; sum q of lane l goes to lane 4 l + q.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn gather(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> __m512i {
+    let ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
 }

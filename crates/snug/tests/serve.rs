@@ -1,0 +1,144 @@
+//! `snug serve` as a process: the real engine behind HTTP, and a script in its place.
+
+mod common;
+
+use common::{command, default_model};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command};
+
+struct Served {
+    child: Child,
+    address: String,
+}
+
+impl Served {
+    fn start(args: &[&str]) -> Self {
+        let mut child = command(&[&["serve", "--port", "0"], args].concat()).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let (mut address, mut line) = (None, String::new());
+        while !line.contains(" is ready") {
+            line.clear();
+            assert!(log.read_line(&mut line).unwrap() > 0, "it ended before it was ready");
+            if let Some(a) = line.trim().strip_prefix("listening on http://") {
+                address = Some(a.to_owned());
+            }
+        }
+        // The log must be read on, or the process would block on it.
+        std::thread::spawn(move || _ = log.read_to_end(&mut Vec::new()));
+        Self { child, address: address.unwrap() }
+    }
+
+    fn post(&self, path: &str, body: &Value) -> String {
+        let body = body.to_string();
+        let mut s = TcpStream::connect(&self.address).unwrap();
+        let head =
+            format!("POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+        s.write_all(head.as_bytes()).unwrap();
+        s.write_all(body.as_bytes()).unwrap();
+        let mut all = String::new();
+        s.read_to_string(&mut all).unwrap();
+        all
+    }
+
+    fn json(&self, path: &str, body: &Value) -> Value {
+        let all = self.post(path, body);
+        let (head, body) = all.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{all}");
+        serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {all}"))
+    }
+
+    fn terminate(mut self) -> Option<i32> {
+        let sent = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn hello(more: Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 12, "seed": 7});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn content(v: &Value) -> &str {
+    v["choices"][0]["message"]["content"].as_str().unwrap()
+}
+
+#[test]
+fn the_engine_answers_and_a_seed_repeats_its_answer_streamed_or_not() {
+    let s = Served::start(&[&default_model()]);
+    let whole = s.json("/v1/chat/completions", &hello(json!({})));
+    assert_eq!(whole["usage"]["completion_tokens"], 12);
+    assert!(!content(&whole).is_empty());
+    let stream = s.post("/v1/chat/completions", &hello(json!({"stream": true})));
+    let events = stream.lines().filter_map(|l| l.strip_prefix("data: ")).filter(|d| *d != "[DONE]");
+    let deltas = events.map(|d| {
+        serde_json::from_str::<Value>(d).unwrap()["choices"][0]["delta"]["content"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    });
+    assert_eq!(deltas.collect::<String>(), content(&whole));
+    let m = s.json("/v1/messages", &hello(json!({})));
+    assert_eq!(m["content"][0]["text"], content(&whole), "the same prompt, seed and answer on another API");
+    assert_eq!(s.terminate(), Some(0));
+}
+
+#[test]
+fn the_engine_keeps_to_a_schema_and_to_tools() {
+    let s = Served::start(&[&default_model()]);
+    let schema = json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}, "ok": {"type": "boolean"}}, "required": ["n", "ok"], "additionalProperties": false});
+    let format = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}, "max_tokens": 600});
+    let r = s.json("/v1/chat/completions", &hello(format));
+    let v: Value = serde_json::from_str(content(&r)).unwrap_or_else(|e| panic!("{e}: {r}"));
+    assert!(v["n"].as_u64().is_some_and(|n| n < 100) && v["ok"].is_boolean(), "{v}");
+    let r = s.json("/v1/chat/completions", &hello(json!({"regex": "(yes|no), [a-z]{3}"})));
+    let rest = content(&r).strip_prefix("yes, ").or(content(&r).strip_prefix("no, "));
+    assert!(rest.is_some_and(|t| t.len() == 3 && t.bytes().all(|b| b.is_ascii_lowercase())), "{r}");
+}
+
+#[test]
+fn the_engine_reports_logprobs_of_prompt_and_answer() {
+    let s = Served::start(&[&default_model()]);
+    let body =
+        json!({"prompt": "Once upon a time there was", "echo": true, "logprobs": 3, "max_tokens": 2, "temperature": 0});
+    let all = s.json("/v1/completions", &body);
+    let l = &all["choices"][0]["logprobs"];
+    let (tokens, probs) = (l["tokens"].as_array().unwrap(), l["token_logprobs"].as_array().unwrap());
+    assert_eq!(tokens.len(), all["usage"]["prompt_tokens"].as_u64().unwrap() as usize + 2);
+    assert!(probs[0].is_null() && probs[1..].iter().all(|p| p.as_f64().is_some_and(|p| p <= 0.0)), "{probs:?}");
+    // Greedy: the chosen token is the likeliest one.
+    let top = l["top_logprobs"].as_array().unwrap().last().unwrap().as_object().unwrap();
+    let best = top.values().map(|v| v.as_f64().unwrap()).fold(f64::MIN, f64::max);
+    assert_eq!(probs.last().unwrap().as_f64(), Some(best));
+    let none = s.json("/v1/completions", &json!({"prompt": "Once", "max_tokens": 0}));
+    assert_eq!((&none["choices"][0]["text"], &none["choices"][0]["finish_reason"]), (&json!(""), &json!("length")));
+}
+
+#[test]
+fn a_script_takes_the_models_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("s.json");
+    std::fs::write(&file, json!({"answers": [{"steps": ["Said by the script."]}]}).to_string()).unwrap();
+    let s = Served::start(&[&default_model(), "--backend", &format!("script:{}", file.display()), "--name", "acted"]);
+    let r = s.json("/v1/chat/completions", &hello(json!({"max_tokens": 100})));
+    assert_eq!((content(&r), &r["model"]), ("Said by the script.", &json!("acted")));
+}
+
+#[test]
+fn what_cannot_be_served_is_one_line() {
+    let run = |args: &[&str]| common::snug(&[&["serve", "--port", "0"], args].concat()).failed(2);
+    assert!(run(&["--host", "0.0.0.0"]).contains("--api-key"));
+    assert!(run(&["--host", "somewhere"]).contains("--host"));
+    assert!(run(&["/nowhere/model.gguf"]).contains("/nowhere/model.gguf"));
+    assert!(run(&["--backend", "other"]).contains("script:FILE"));
+}
