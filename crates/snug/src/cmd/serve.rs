@@ -54,8 +54,10 @@ async fn serve(a: &ServeArgs, config: Config, opened: Opened, source: Source) ->
                 Source::Script(text) => script_backend(&opened, &text, name, dialect.as_deref(), queue),
             };
             let made = made.map(|ready| {
-                note(format_args!("{} is ready", ready.backend.facts().name));
+                let name = ready.backend.facts().name.clone();
                 loading.ready(ready);
+                // Who reads this may ask at once.
+                note(format_args!("{name} is ready"));
             });
             // Nobody waiting means that the server was stopped.
             let _ = loaded.send(made);
