@@ -9,7 +9,8 @@ use common::backends::SIZES;
 use common::{Case, cases, grid, grid_within, history, recurrent};
 use device::cuda::Cuda;
 use device::{
-    Acc, Device, ExpertBias, ExpertMats, Glu, GraphKey, MatSet, Op, Part, Pick, Routing, RowClass, View, split, tolerance,
+    Acc, Device, ExpertBias, ExpertMats, Glu, GraphKey, MatSet, Op, Part, Pick, Routing, RowClass, View, split,
+    tolerance,
 };
 use kit::{Rig, Rng, Weights, met_by, product};
 

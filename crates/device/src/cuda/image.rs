@@ -55,11 +55,14 @@ fn suits(arch: &str, capability: u32) -> Option<u32> {
     }
 }
 
+/// A unit's name and its code.
+pub type Unit = (String, Vec<u8>);
+
 /// The code of every unit that suits a card best, by name of unit, and the architecture it is for.
 ///
 /// # Errors
 /// [`Error::NoCuda`] when the card is older than all of them.
-pub fn code_for(capability: u32) -> Result<(String, Vec<(String, Vec<u8>)>)> {
+pub fn code_for(capability: u32) -> Result<(String, Vec<Unit>)> {
     let all = entries(IMAGE);
     let best = all.iter().filter_map(|e| Some((suits(e.arch, capability)?, e.arch))).max();
     let (_, arch) = best.ok_or_else(|| {

@@ -56,7 +56,19 @@ fn names(unit: &str) -> Vec<String> {
         FORMATS[from..].iter().flat_map(|f| forms.iter().map(move |form| form.replace('*', f))).collect()
     };
     match unit {
-        "rows" => some(&["rms_norm", "rope", "gate", "glu", "add", "gather_rows", "combine", "route", "scale", "softcap", "zero"]),
+        "rows" => some(&[
+            "rms_norm",
+            "rope",
+            "gate",
+            "glu",
+            "add",
+            "gather_rows",
+            "combine",
+            "route",
+            "scale",
+            "softcap",
+            "zero",
+        ]),
         "recurrent" => some(&["conv_silu", "shift", "delta_32", "delta_128", "delta_256"]),
         "repack" => some(&["repack"]),
         "linear" => {

@@ -33,7 +33,11 @@ const STAGE: usize = 16 << 20;
 
 enum Held {
     /// Workspace, and what somebody pays for.
-    Own { ptr: Ptr, bytes: u64, paid: Option<Reservation> },
+    Own {
+        ptr: Ptr,
+        bytes: u64,
+        paid: Option<Reservation>,
+    },
     Range(Range),
 }
 

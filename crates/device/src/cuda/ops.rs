@@ -7,7 +7,8 @@ use super::scratch::{self, Cut, EXPERT_TILE};
 use super::{Cuda, Result};
 use crate::error::Error;
 use crate::op::{
-    Acc, ActFn, GdnShape, KeyHeadRule, Op, Pairing, Part, Pick, RecView, RouterScore, Routing, RowClass, Rows, StreamView,
+    Acc, ActFn, GdnShape, KeyHeadRule, Op, Pairing, Part, Pick, RecView, RouterScore, Routing, RowClass, Rows,
+    StreamView,
 };
 use crate::view::{Buf, ExpertMats, Glu, Mat, MatSet, View};
 use memory::KvFormat;
@@ -264,10 +265,13 @@ fn attention(
 fn gated_delta(d: &Cuda, x: [&View; 4], v: [Ptr; 2], g: &GdnShape, st: &RecView, rows: &Rows) -> Result<()> {
     let name = match g.d_k {
         ..=32 => "delta_32",
-        ..=128 => "delta_128",
-        ..=256 => "delta_256",
+        33..=128 => "delta_128",
+        129..=256 => "delta_256",
         _ => {
-            return Err(Error::Shape { op: "gated_delta", what: format!("d_k {}; this device has at most 256", g.d_k) });
+            return Err(Error::Shape {
+                op: "gated_delta",
+                what: format!("d_k {}; this device has at most 256", g.d_k),
+            });
         }
     };
     let a = args::Delta {
