@@ -86,7 +86,7 @@ fn every_shape_is_answered_as_it_comes() {
 fn what_an_agent_says_reaches_the_model_in_its_place() {
     for (of, needle) in [
         // Parts of a tool's result are one text.
-        (CLAUDE, "no such file:\n /work/src/main.rs"),
+        (CLAUDE, "no such file:\n /project/src/main.rs"),
         (CLAUDE, "42 src/main.rs"),
         (CLAUDE, "The file must be counted."),
         (CLAUDE, "Agents that can be used: general, explore."),
