@@ -12,7 +12,7 @@ use std::time::Instant;
 
 /// Architectures with machine code (8.0 serves 8.6 to 8.9 too), and one as PTX for all other cards.
 const ARCHS: [&str; 3] = ["sm_80", "sm_90", "compute_80"];
-const UNITS: [&str; 8] = ["rows", "recurrent", "repack", "linear", "moe", "gemm", "attention", "flash"];
+const UNITS: [&str; 9] = ["rows", "recurrent", "repack", "linear", "moe", "gemm", "attention", "few", "flash"];
 
 #[derive(Args)]
 pub struct Options {

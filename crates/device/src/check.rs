@@ -281,6 +281,13 @@ pub fn check(op: &Op) -> Result<()> {
             c.i32("rows", rows, out.rows, 1)?;
             c.apart(out, x, "x")
         }
+        Op::Likeliest { out, x } => {
+            let k = out.cols / 2;
+            c.that((1..=crate::op::LIKELIEST).contains(&k), || format!("the likeliest {k} of a row"))?;
+            c.f32("x", x, x.rows, x.cols)?;
+            c.i32("out", out, x.rows, 2 * k)?;
+            c.apart(out, x, "x")
+        }
     }
 }
 
@@ -318,6 +325,7 @@ fn operands(op: &Op) -> Vec<Buf> {
         }
         Op::Combine { out, base, parts, w } => views(&[out, base, parts, w]),
         Op::GatherRows { out, x, rows } => views(&[out, x, rows]),
+        Op::Likeliest { out, x } => views(&[out, x]),
     }
     of
 }

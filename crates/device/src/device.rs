@@ -6,7 +6,8 @@ use crate::error::{Error, Result};
 use crate::op::{self, Op, RowClass};
 use crate::view::{Act, Buf, Layout, Mat, View};
 use checkpoint::Format;
-use memory::Reservation;
+use memory::{Reservation, Tier};
+use std::time::Duration;
 
 /// What a backend is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +29,10 @@ pub type ScratchFn = fn(&Op, &Caps) -> u64;
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fence(pub u64);
 
+/// A point in a device's queue that time is taken at.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Mark(pub u64);
+
 /// What a captured step is known by.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GraphKey {
@@ -35,6 +40,8 @@ pub struct GraphKey {
     pub rows: u32,
     /// Sequences of the step.
     pub seqs: u32,
+    /// Which of several steps with these rows it is: addresses or ops differ.
+    pub which: u32,
 }
 
 /// What to do with the body of a graph.
@@ -57,6 +64,14 @@ pub trait Device: Send {
     /// The arrangement it wants a format in.
     fn layout_of(&self, _f: &Format) -> Layout {
         Layout::File
+    }
+    /// What the driver of a device with memory of its own says about that.
+    fn memory(&self) -> Option<crate::cuda::CardMemory> {
+        None
+    }
+    /// Whose memory its buffers take.
+    fn tier(&self) -> Tier {
+        Tier::Host
     }
     /// Memory for the life of the plan, paid by `r`. Not inside a graph.
     fn alloc(&mut self, r: Reservation) -> Result<Buf>;
@@ -90,10 +105,24 @@ pub trait Device: Send {
     fn step_ends(&mut self) {}
     /// Runs a checked op with its scratch. Call [`run`](trait.Device.html#method.run) instead.
     fn enqueue(&mut self, op: &Op, scratch: Buf) -> Result<()>;
+    /// A point in the queue that time can be taken at, on backends that queue. Not inside a graph.
+    fn mark(&mut self) -> Option<Mark> {
+        None
+    }
+    /// Time from one point to another, once something was read behind both.
+    fn between(&mut self, _from: Mark, _to: Mark) -> Option<Duration> {
+        None
+    }
+    /// Lets all points go.
+    fn forget_marks(&mut self) {}
     /// Opens a graph.
     fn graph_begin(&mut self, k: GraphKey) -> Result<GraphMode>;
     /// Closes it.
     fn graph_end(&mut self) -> Result<()>;
+    /// Closes a graph whose body failed: what was recorded of it is run by nobody.
+    fn graph_abandon(&mut self) -> Result<()> {
+        self.graph_end()
+    }
     /// How deep in graphs we are: 0 outside.
     fn in_graph(&self) -> bool;
 }
@@ -134,7 +163,11 @@ impl dyn Device + '_ {
             GraphMode::Replayed => Ok(()),
             GraphMode::Run => {
                 let out = f(self);
-                self.graph_end()?;
+                match &out {
+                    Ok(()) => self.graph_end()?,
+                    // The body's error is the one to tell.
+                    Err(_) => drop(self.graph_abandon()),
+                }
                 out
             }
         }

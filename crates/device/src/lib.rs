@@ -30,7 +30,7 @@ mod view;
 pub use arena::{Arena, Region};
 pub use cpu::{Cpu, CpuOptions, Isa};
 pub use cuda::Cuda;
-pub use device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn};
+pub use device::{Caps, Device, Fence, GraphKey, GraphMode, Mark, ScratchFn};
 pub use error::{Error, Result};
 pub use meter::Meter;
 pub use op::{

@@ -509,7 +509,18 @@ pub enum Op {
         /// `i32[m, 1]`.
         rows: View,
     },
+    /// The likeliest ids of each row, falling, of equals the lowest first, as many as half the columns of `out`: first the
+    /// ids, then the bits of their logits. Id -1 where no more logits are numbers above negative infinity.
+    Likeliest {
+        /// `i32[n, 2 k]`, k up to [`LIKELIEST`].
+        out: View,
+        /// `f32[n, vocab]`.
+        x: View,
+    },
 }
+
+/// Most ids of [`Op::Likeliest`].
+pub const LIKELIEST: u32 = 64;
 
 impl Op {
     /// Name in profiles and errors.
@@ -534,8 +545,22 @@ impl Op {
             Op::ExpertGroup { .. } => "expert_group",
             Op::Combine { .. } => "combine",
             Op::GatherRows { .. } => "gather_rows",
+            Op::Likeliest { .. } => "likeliest",
         }
     }
+}
+
+/// The `k` likeliest ids of a row with their logits, as [`Op::Likeliest`] orders them.
+pub fn likeliest(row: &[f32], k: usize) -> Vec<(u32, f32)> {
+    let numbers = row.iter().enumerate().filter(|(_, x)| **x > f32::NEG_INFINITY);
+    let mut all: Vec<(u32, f32)> = numbers.map(|(i, x)| (i as u32, *x)).collect();
+    let falling = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    if k < all.len() {
+        all.select_nth_unstable_by(k, falling);
+        all.truncate(k);
+    }
+    all.sort_unstable_by(falling);
+    all
 }
 
 /// Bytes from row to row of a matrix in the plane of its codes.

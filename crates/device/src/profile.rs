@@ -1,15 +1,15 @@
 //! Where the time goes: a device around a device that times what passes through it. No kernel knows of it.
 //!
-//! Time is that of the call. On a backend that runs an op where it is enqueued this is the op's own time; on one that
-//! queues, ops cost what queueing costs and the rest shows in `read`, which waits.
+//! Time is that of the call where a backend runs an op as it is enqueued. On one that queues it is taken at points of the queue
+//! ([`Device::mark`]), which keep ops apart that could overlap.
 
 use crate::arena::Arena;
-use crate::device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn};
+use crate::device::{Caps, Device, Fence, GraphKey, GraphMode, Mark, ScratchFn};
 use crate::error::Result;
 use crate::op::{Acc, Op, Part, Pick, RowClass, mat_bytes};
 use crate::view::{Buf, ExpertMats, Layout, Mat};
 use checkpoint::Format;
-use memory::Reservation;
+use memory::{Reservation, Tier};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -80,12 +80,14 @@ impl Profile {
 pub struct Profiled<D> {
     dev: D,
     profile: Profile,
+    /// Ops that a queue has not passed yet: name, bytes, and the points around each.
+    queued: Vec<(&'static str, Option<u64>, Mark, Mark)>,
 }
 
 impl<D: Device> Profiled<D> {
     /// Around `dev`.
     pub fn new(dev: D, profile: Profile) -> Self {
-        Profiled { dev, profile }
+        Profiled { dev, profile, queued: Vec::new() }
     }
 }
 
@@ -102,6 +104,12 @@ impl<D: Device> Device for Profiled<D> {
     }
     fn layout_of(&self, f: &Format) -> Layout {
         self.dev.layout_of(f)
+    }
+    fn memory(&self) -> Option<crate::cuda::CardMemory> {
+        self.dev.memory()
+    }
+    fn tier(&self) -> Tier {
+        self.dev.tier()
     }
     fn alloc(&mut self, r: Reservation) -> Result<Buf> {
         self.dev.alloc(r)
@@ -142,7 +150,15 @@ impl<D: Device> Device for Profiled<D> {
     fn read(&mut self, src: Buf, dst: &mut [u8]) -> Result<()> {
         let begun = Instant::now();
         let done = self.dev.read(src, dst);
-        self.profile.add("read", begun.elapsed(), None);
+        // Where ops were queued, most of this was waiting for them.
+        let mut waited = Duration::ZERO;
+        for (op, bytes, from, to) in std::mem::take(&mut self.queued) {
+            let time = self.dev.between(from, to).unwrap_or_default();
+            self.profile.add(op, time, bytes);
+            waited += time;
+        }
+        self.dev.forget_marks();
+        self.profile.add("read", begun.elapsed().saturating_sub(waited), None);
         done
     }
     fn step_begins(&mut self, class: RowClass) {
@@ -155,15 +171,31 @@ impl<D: Device> Device for Profiled<D> {
     }
     fn enqueue(&mut self, op: &Op, scratch: Buf) -> Result<()> {
         let begun = Instant::now();
+        let from = self.dev.mark();
         let done = self.dev.enqueue(op, scratch);
-        self.profile.add(op.name(), begun.elapsed(), bytes(op));
+        match from.zip(self.dev.mark()) {
+            Some((from, to)) => self.queued.push((op.name(), bytes(op), from, to)),
+            None => self.profile.add(op.name(), begun.elapsed(), bytes(op)),
+        }
         done
+    }
+    fn mark(&mut self) -> Option<Mark> {
+        self.dev.mark()
+    }
+    fn between(&mut self, from: Mark, to: Mark) -> Option<Duration> {
+        self.dev.between(from, to)
+    }
+    fn forget_marks(&mut self) {
+        self.dev.forget_marks();
     }
     fn graph_begin(&mut self, k: GraphKey) -> Result<GraphMode> {
         self.dev.graph_begin(k)
     }
     fn graph_end(&mut self) -> Result<()> {
         self.dev.graph_end()
+    }
+    fn graph_abandon(&mut self) -> Result<()> {
+        self.dev.graph_abandon()
     }
     fn in_graph(&self) -> bool {
         self.dev.in_graph()
@@ -210,7 +242,7 @@ mod tests {
     use super::*;
     use crate::{Act, Reference, Region, View};
     use checkpoint::DType;
-    use memory::{Class, Ledger, RegionSizes, Tier};
+    use memory::{Class, Ledger, RegionSizes};
 
     fn linear(dev: &mut dyn Device, w: Buf, class: RowClass) -> Result<()> {
         dev.scope(Region::Step, |dev| {

@@ -9,7 +9,7 @@ use common::backends::SIZES;
 use common::{Case, cases, grid, grid_within, history, recurrent};
 use device::cuda::Cuda;
 use device::{
-    Acc, Device, ExpertBias, ExpertMats, Glu, GraphKey, MatSet, Op, Part, Pick, Routing, RowClass, View, split,
+    Acc, Device, ExpertBias, ExpertMats, Glu, GraphKey, Layout, MatSet, Op, Part, Pick, Routing, RowClass, View, split,
     tolerance,
 };
 use kit::{Rig, Rng, Weights, met_by, product};
@@ -44,27 +44,40 @@ fn rows_without_weights() {
     run(&cases::scale());
     run(&cases::softcap());
     run(&cases::gather_rows());
+    run(&cases::likeliest());
     run(&cases::route());
     run(&cases::combine());
 }
 
-/// Cases over history that is not packed.
-fn plain(cases: Vec<Case>) -> Vec<Case> {
-    let is = |name: &str| !["fmt: Q8", "fmt: Tq4", "own: Some", "sink: Some"].iter().any(|x| name.contains(x));
+/// Cases without pages beside the history, which this backend does not read.
+fn alone(cases: Vec<Case>) -> Vec<Case> {
+    let is = |name: &str| !["own: Some", "sink: Some"].iter().any(|x| name.contains(x));
     cases.into_iter().filter(|c| is(&c.name)).collect()
+}
+
+/// Cases that tensor cores take: queries, keys, values and weights are rounded to bf16 there.
+fn on_tensor_cores(name: &str) -> bool {
+    !name.contains("fmt: F32") && ["64", "128", "256", "512"].iter().any(|d| name.contains(&format!("d: {d},")))
+}
+
+fn run_attention(cases: Vec<Case>, tolerance: f32) {
+    let Some(d) = cuda() else { return };
+    let of = |name: &str| on_tensor_cores(name).then_some(tolerance);
+    grid_within(&alone(cases), std::iter::once(("cuda".into(), d)), of);
 }
 
 #[test]
 fn history_of_rows() {
-    run(&plain(history::append()));
-    run(&plain(history::attention_few()));
-    let Some(d) = cuda() else { return };
-    // Queries, keys and weights of many rows are rounded to bf16 where tensor cores take them.
-    let on_tensor_cores = |name: &str| {
-        let wide = ["d: 64,", "d: 128,", "d: 256,"].iter().any(|d| name.contains(d));
-        (wide && name.contains("class: Many") && name.contains("fmt: Bf16")).then_some(tolerance::ATTENTION_BF16)
-    };
-    grid_within(&plain(history::attention_many()), std::iter::once(("cuda".into(), d)), on_tensor_cores);
+    run(&alone(history::append()));
+    run_attention(history::attention_few(), tolerance::ATTENTION_BF16);
+    run_attention(history::attention_many(), tolerance::ATTENTION_BF16);
+}
+
+#[test]
+fn packed_history_of_rows() {
+    for class in [RowClass::Few, RowClass::Many] {
+        run_attention(history::attention_rotated(class), tolerance::ATTENTION_BF16 * history::VALUES);
+    }
 }
 
 #[test]
@@ -126,6 +139,97 @@ fn products_of_every_format() {
             }
         }
     }
+}
+
+/// Formats whose planes are used as they are in the file.
+#[test]
+fn products_of_formats_with_planes() {
+    let Some(dev) = cuda() else { return };
+    let (mut rig, mut rng) = (Rig::new(dev), Rng(4));
+    let affine = |bits, group, scale| Format::Affine { bits, group, scale };
+    let formats = [
+        Format::Mxfp4Hf,
+        affine(4, 64, DType::BF16),
+        affine(4, 32, DType::F16),
+        affine(4, 128, DType::F32),
+        affine(8, 64, DType::F16),
+    ];
+    for fmt in formats {
+        assert_eq!(rig.dev.layout_of(&fmt), Layout::File);
+        for (n, k, rows) in [(17, 512, 3), (130, 1536, 1), (96, 256, 200)] {
+            let cuts = fmt.planes(k as u64).unwrap();
+            let planes: [Vec<u8>; 4] = std::array::from_fn(|i| {
+                let Some(cut) = cuts[i] else { return Vec::new() };
+                let bytes = cut.total(n as u64) as usize;
+                match (i, cut.dtype) {
+                    (_, DType::E8M0) => (0..bytes).map(|_| 119 + rng.below(5) as u8).collect(),
+                    (1 | 2, d) => {
+                        let size = if i == 1 { 0.02 } else { 0.3 };
+                        let values: Vec<f32> = (0..bytes / d.bytes()).map(|_| size * (1.2 + rng.unit())).collect();
+                        let mut out = vec![0; bytes];
+                        d.encode(&values, &mut out).unwrap();
+                        out
+                    }
+                    _ => (0..bytes).map(|_| rng.bits() as u8).collect(),
+                }
+            });
+            let mut values = vec![0.0; n * k];
+            for (row, y) in values.chunks_mut(k).enumerate() {
+                fmt.decode_row([&planes[0], &planes[1], &planes[2], &planes[3]], row as u64, y).unwrap();
+            }
+            let bufs = planes.each_ref().map(|p| (!p.is_empty()).then(|| rig.bytes(p)));
+            let (layout, row_step) = (Layout::File, 1);
+            let m = device::Mat { n: n as u32, k: k as u32, fmt, layout, row_step, planes: bufs };
+            let w = Weights { dtype: DType::F32, n, k, bytes: Vec::new(), values };
+            let x = rng.values(rows * k);
+            for class in [RowClass::Few, RowClass::Many] {
+                let few = class == RowClass::Few;
+                let met = if few { kit::fifteen_bits(&x) } else { x.clone() };
+                let xv = rig.floats(&x, k);
+                let out = rig.floats(&vec![f32::NAN; rows * n], n);
+                rig.dev.run(Op::Linear { out, x: xv, w: m, bias: None, add: false, class }).unwrap();
+                let tol = if few { tolerance::LINEAR_BLOCK } else { tolerance::LINEAR_BF16 };
+                close(&rig.read(out), &product(&met, &w), tol, &format!("{fmt} [{n}, {k}] x {rows} {class:?}"));
+            }
+            let (ids, out) = (rig.ints(&[1, n as i32 - 1], 1), rig.floats(&vec![f32::NAN; 2 * k], k));
+            rig.dev.run(Op::Embed { out, table: m, ids, scale: 1.0 }).unwrap();
+            let got = rig.read(out);
+            for (i, &row) in [1, n - 1].iter().enumerate() {
+                for c in 0..k {
+                    let (y, want) = (got[i * k + c], w.values[row * k + c]);
+                    assert!((y - want).abs() <= 4e-6 * want.abs().max(1.0), "{fmt}: {y}, not {want}");
+                }
+            }
+        }
+    }
+}
+
+/// Several matrices that meet the same rows go as one; what one of them writes, the next may read.
+#[test]
+fn products_that_wait_for_each_other_keep_their_order() {
+    let Some(dev) = cuda() else { return };
+    let (mut rig, mut rng) = (Rig::new(dev), Rng(9));
+    let dtype = DType::Block(Block::Q8_0);
+    let all: Vec<Weights> = (0..6).map(|_| Weights::random(&mut rng, dtype, 64, 64)).collect();
+    let mats: Vec<_> = all.iter().map(|w| rig.load(w)).collect();
+    let class = RowClass::Few;
+    let mut run = |together: bool| {
+        let x = rig.floats(&(0..128).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<_>>(), 64);
+        let outs: Vec<View> = (0..6).map(|_| rig.floats(&[0.25; 128], 64)).collect();
+        let mut read = Vec::new();
+        for (i, &w) in mats.iter().enumerate() {
+            // Four meet x, one of them adds; the others meet what was written before them.
+            let (x, out) = (if i < 4 { x } else { outs[i - 4] }, outs[i]);
+            rig.dev.run(Op::Linear { out, x, w, bias: None, add: i == 2, class }).unwrap();
+            if !together {
+                read.push(rig.read(out));
+            }
+        }
+        read.clear();
+        outs.iter().flat_map(|&v| rig.read(v)).collect::<Vec<f32>>()
+    };
+    let (one_by_one, together) = (run(false), run(true));
+    assert_eq!(bits(&one_by_one), bits(&together));
 }
 
 #[test]
@@ -313,7 +417,7 @@ fn a_recorded_step_does_what_it_did() {
     let mut ran = 0;
     let mut step = |rig: &mut Rig| {
         rig.dev
-            .graph::<device::Error>(GraphKey { rows: 1, seqs: 1 }, |d| {
+            .graph::<device::Error>(GraphKey { rows: 1, seqs: 1, which: 0 }, |d| {
                 ran += 1;
                 d.run(Op::Linear { out, x, w: m, bias: None, add: true, class: RowClass::Few })
             })
@@ -326,6 +430,24 @@ fn a_recorded_step_does_what_it_did() {
         assert_eq!(2.0 * a, *b);
     }
     assert_eq!(ran, 1, "the second time it was replayed");
+}
+
+#[test]
+fn a_step_that_failed_is_not_replayed() {
+    let Some(dev) = cuda() else { return };
+    let mut rig = Rig::new(dev);
+    let (x, y) = (rig.floats(&[1.0; 32], 32), rig.floats(&[2.0; 32], 32));
+    let key = GraphKey { rows: 1, seqs: 1, which: 0 };
+    let failed = rig.dev.graph::<device::Error>(key, |d| {
+        d.run(Op::Add { x, y })?;
+        Err(device::Error::Cancelled)
+    });
+    assert!(matches!(failed, Err(device::Error::Cancelled)));
+    assert_eq!(rig.read(x), [1.0; 32], "what was recorded of it did not run");
+    for n in 1..3 {
+        rig.dev.graph::<device::Error>(key, |d| d.run(Op::Add { x, y })).unwrap();
+        assert_eq!(rig.read(x), [1.0 + 2.0 * n as f32; 32]);
+    }
 }
 
 #[test]

@@ -74,6 +74,11 @@ fn embed() {
 }
 
 #[test]
+fn likeliest() {
+    run(&cases::likeliest());
+}
+
+#[test]
 fn gather_rows() {
     run(&cases::gather_rows());
 }

@@ -133,7 +133,7 @@ fn a_step_runs_inside_a_graph_and_the_host_stays_out() {
     for mut dev in devices() {
         let mut w = World::new(&mut *dev);
         let l = layer(&mut w, Few, 3, 300);
-        let key = GraphKey { rows: l.rows.n, seqs: l.rows.seqs };
+        let key = GraphKey { rows: l.rows.n, seqs: l.rows.seqs, which: 0 };
         w.dev.graph(key, |d| step(d, &l)).unwrap();
         let ledger = Ledger::new(&[(Tier::Host, 1 << 20)]);
         let inside = |w: &mut World, f: &dyn Fn(&mut dyn Device) -> Result<(), Error>| {

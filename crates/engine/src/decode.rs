@@ -5,6 +5,7 @@ use crate::executor::{Executor, Wanted};
 use crate::generate::Finish;
 use crate::mask::Masks;
 use crate::sampler::{Choice, Sampler, Sampling, logprobs_of};
+use memory::Tier;
 use state::SeqId;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -105,6 +106,12 @@ pub fn decode(
     })
 }
 
+/// What the next token is chosen from.
+enum Next {
+    Logits(Vec<f32>),
+    Likeliest(Vec<(u32, f32)>),
+}
+
 struct Loop<'a, 'b> {
     exec: &'a mut Executor,
     seq: SeqId,
@@ -177,7 +184,7 @@ impl Loop<'_, '_> {
 
     fn make(
         &mut self,
-        mut logits: Vec<f32>,
+        logits: Vec<f32>,
         masks: &mut Option<Masks>,
         ids: &mut Vec<u32>,
         steps: &mut u32,
@@ -185,6 +192,9 @@ impl Loop<'_, '_> {
         let read: Vec<u32> = self.job.history.iter().chain(self.job.prompt).copied().collect();
         let vocab = self.exec.family().spec().vocab;
         let mut sampler = Sampler::new(self.job.sampling.clone(), &read, vocab);
+        // A mask may take all of the likeliest away.
+        let needs = sampler.needs().filter(|_| masks.is_none());
+        let mut logits = Next::Logits(logits);
         loop {
             let mask = match masks {
                 None => None,
@@ -194,10 +204,13 @@ impl Loop<'_, '_> {
                 },
             };
             let position = self.exec.len(self.seq)?;
-            let choice = sampler.sample_within(&mut logits, position, mask.as_deref())?;
+            let choice = match logits {
+                Next::Logits(ref mut all) => sampler.sample_within(all, position, mask.as_deref())?,
+                Next::Likeliest(best) => sampler.sample_likeliest(best, position)?,
+            };
             if (self.job.is_end)(choice.id) {
                 let more = self.job.at_end.take().map(|f| f(ids)).unwrap_or_default();
-                match self.insert(&more, mask, masks, ids, steps)? {
+                match self.insert(&more, mask, masks, ids, steps, needs)? {
                     Ok(next) => logits = next,
                     Err(finish) => return Ok(finish),
                 }
@@ -206,7 +219,7 @@ impl Loop<'_, '_> {
             if let Some(m) = masks {
                 m.take(choice.id);
             }
-            match self.append(choice, ids, steps)? {
+            match self.append(choice, needs, ids, steps)? {
                 Ok(next) => logits = next,
                 Err(finish) => return Ok(finish),
             }
@@ -221,7 +234,8 @@ impl Loop<'_, '_> {
         masks: &mut Option<Masks>,
         ids: &mut Vec<u32>,
         steps: &mut u32,
-    ) -> Result<Result<Vec<f32>, Finish>> {
+        needs: Option<u32>,
+    ) -> Result<Result<Next, Finish>> {
         let mut logits = Err(Finish::Stop);
         for (i, &id) in more.iter().enumerate() {
             if let Some(m) = masks {
@@ -234,7 +248,7 @@ impl Loop<'_, '_> {
                     mask = Some(m.next()?.words);
                 }
             }
-            logits = self.append(Choice { id, logprob: None, top: Vec::new() }, ids, steps)?;
+            logits = self.append(Choice { id, logprob: None, top: Vec::new() }, needs, ids, steps)?;
             if logits.is_err() {
                 break;
             }
@@ -242,8 +256,15 @@ impl Loop<'_, '_> {
         Ok(logits)
     }
 
-    /// Appends a token and makes the logits that follow it; the inner error says why there are none.
-    fn append(&mut self, choice: Choice, ids: &mut Vec<u32>, steps: &mut u32) -> Result<Result<Vec<f32>, Finish>> {
+    /// Appends a token and makes what follows it: logits, or of a device with memory of its own only the likeliest `needs`
+    /// of them. The inner error says why there is nothing.
+    fn append(
+        &mut self,
+        choice: Choice,
+        needs: Option<u32>,
+        ids: &mut Vec<u32>,
+        steps: &mut u32,
+    ) -> Result<Result<Next, Finish>> {
         ids.push(choice.id);
         if !(self.on)(Step::Token(&choice)) {
             return Ok(Err(Finish::Stop));
@@ -257,8 +278,11 @@ impl Loop<'_, '_> {
         if self.cancel.load(Ordering::Relaxed) {
             return Ok(Err(Finish::Cancelled));
         }
-        let logits = self.exec.decode(&[(self.seq, choice.id)])?;
+        let row = [(self.seq, choice.id)];
         *steps += 1;
-        Ok(Ok(logits))
+        Ok(Ok(match needs.filter(|_| self.exec.plan().tier != Tier::Host) {
+            Some(k) => Next::Likeliest(self.exec.decode_likeliest(&row, k)?.pop().unwrap_or_default()),
+            None => Next::Logits(self.exec.decode(&row)?),
+        }))
     }
 }

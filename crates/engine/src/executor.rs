@@ -8,11 +8,12 @@ use crate::error::{Error, Result};
 use crate::machine::Watch;
 use crate::plan::{limits, pick_bytes, side_bytes, streams};
 use checkpoint::Checkpoint;
-use device::{Act, Device, GraphKey, Region, RowClass, Rows, View};
+use device::{Act, Device, GraphKey, Op, Region, RowClass, Rows, View};
 use memory::{Class, Component, KvSpec, Ledger, Plan, Reservation, Residency, Tier, TierUsage};
 use model::{Carry, Cx, Drafter, Family};
 use state::{Recurrent, SeqId, Span, State};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use weights::{Bound, ExpertSource, Progress, Resident, RowReader, Weights};
 
 /// The operands of one pass over a step's rows.
@@ -25,8 +26,11 @@ pub(crate) struct Pass<'a> {
     pub pick: Option<View>,
     /// `f32[n, width]`: what was read for the rows' ids.
     pub side: Option<View>,
-    /// Whether the pass may be captured.
-    pub graph: bool,
+    /// Whether the pass may be captured, and which of several it is then.
+    pub graph: Option<u32>,
+    /// How many of the likeliest ids of each picked row are wanted in place of its logits; they come back as `i32[m, 2 k]`,
+    /// bit by bit in floats.
+    pub likeliest: Option<u32>,
     /// Who follows the pass in order to draft behind it.
     pub drafter: Option<&'a dyn Drafter>,
     /// Where the drafter's logits of all rows go, where they are wanted now.
@@ -44,10 +48,17 @@ pub(crate) fn pass(dev: &mut dyn Device, p: Pass, experts: &mut dyn ExpertSource
             .collect::<Result<_, _>>()?;
         let mut x = Carry { streams, side: p.side };
         let logits = p.pick.map(|v| dev.take(Region::Step, Act::F32, v.rows, spec.vocab)).transpose()?;
-        let key = GraphKey { rows: p.rows.n, seqs: p.rows.seqs };
-        let mut body = |dev: &mut dyn Device| layers(dev, &p, &mut x, logits, experts);
-        if p.graph { dev.graph(key, &mut body) } else { body(dev) }?;
-        match logits.map(|l| dev.read_f32(l)).transpose() {
+        let best = match (p.likeliest, logits) {
+            (Some(k), Some(l)) => Some(dev.take(Region::Step, Act::I32, l.rows, 2 * k)?),
+            _ => None,
+        };
+        let mut body = |dev: &mut dyn Device| layers(dev, &p, &mut x, (logits, best), experts);
+        match p.graph {
+            Some(which) => dev.graph(GraphKey { rows: p.rows.n, seqs: p.rows.seqs, which }, &mut body),
+            None => body(dev),
+        }?;
+        let read = best.map(|b| View { ty: Act::F32, ..b }).or(logits);
+        match read.map(|l| dev.read_f32(l)).transpose() {
             Err(device::Error::Dry) => Ok(None),
             other => Ok(other?),
         }
@@ -58,7 +69,7 @@ fn layers(
     dev: &mut dyn Device,
     p: &Pass,
     x: &mut Carry,
-    logits: Option<View>,
+    (logits, best): (Option<View>, Option<View>),
     experts: &mut dyn ExpertSource,
 ) -> Result<()> {
     let mut cx = Cx { dev, w: p.resident, st: p.state };
@@ -69,6 +80,9 @@ fn layers(
     }
     if let (Some(pick), Some(logits)) = (p.pick, logits) {
         p.family.head(&mut cx, p.rows, pick, x, logits)?;
+        if let Some(out) = best {
+            cx.dev.run(Op::Likeliest { out, x: logits })?;
+        }
     }
     match p.drafter {
         Some(d) => Ok(cx.scope(|cx| crate::draft::follow(cx, d, p.rows, x, p.foretold, experts))?),
@@ -98,7 +112,7 @@ impl SideRows {
         let missing = || weights::Error::NotLoaded("the table of per-layer embeddings".into());
         let reader = RowReader::new(ck, table.ok_or_else(missing)?)?;
         let paid =
-            ledger.reserve_planned(Tier::Host, Class::Workspace, "per-layer embeddings", side_bytes(family, plan))?;
+            ledger.reserve_planned(plan.tier, Class::Workspace, "per-layer embeddings", side_bytes(family, plan))?;
         let to = View::dense(dev.alloc(paid)?, Act::F32, limits(plan).rows, side.width);
         Ok(Some(SideRows { reader, to, ids: Vec::new(), values: Vec::new() }))
     }
@@ -123,6 +137,17 @@ pub enum Wanted {
     All,
 }
 
+/// The limits that a plan keeps to.
+fn budget(plan: &Plan) -> Ledger {
+    let host = plan.host.as_ref().map(|h| (Tier::Host, h.guard));
+    let ledger = Ledger::new(&[(plan.tier, plan.guard)].into_iter().chain(host).collect::<Vec<_>>());
+    ledger.allow(plan.tier, plan.allowance);
+    if let Some(h) = &plan.host {
+        ledger.allow(Tier::Host, h.allowance);
+    }
+    ledger
+}
+
 /// A loaded model: weights, state and device.
 pub struct Executor {
     family: Box<dyn Family>,
@@ -132,10 +157,18 @@ pub struct Executor {
     state: State,
     /// A second history, where the plan has one.
     beside: Option<State>,
+    /// Whether `state` is the second one now.
+    on_second: bool,
+    /// Whether decode steps are recorded once and replayed.
+    graphs: bool,
+    /// What the step under way reads back instead of logits.
+    likeliest: Option<u32>,
     dev: Box<dyn Device>,
     ledger: Ledger,
     watch: Watch,
     plan: Plan,
+    /// What bringing the weights took.
+    loading: Duration,
     /// `i32[rows, 1]` at a fixed address: every row, where all of them give logits; the token of a draft.
     pick: View,
     /// Rows of a table that are read from the file for a step's ids.
@@ -157,19 +190,20 @@ impl Executor {
         mut dev: Box<dyn Device>,
         on_progress: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
-        let ledger = Ledger::new(&[(Tier::Host, plan.guard)]);
-        ledger.allow(Tier::Host, plan.allowance);
+        let ledger = budget(&plan);
         let watch = Watch::begin(ledger.clone());
         let arena = plan.workspace.step + plan.workspace.carry;
-        let workspace = ledger.reserve_planned(Tier::Host, Class::Workspace, "workspace", arena)?;
+        let workspace = ledger.reserve_planned(plan.tier, Class::Workspace, "workspace", arena)?;
         let absent = |r| matches!(r, Residency::Leased | Residency::RowRead);
         let loaded = |c: Component| !plan.weights.iter().any(|w| w.component == c && absent(w.residency));
+        let begun = Instant::now();
         let weights = Weights::open(ck, bounds, loaded, &ledger, dev.as_mut(), on_progress)?;
+        let loading = begun.elapsed();
         let all = |kv: &[KvSpec]| streams(family.as_ref(), kv, plan.draft);
         let mut history = |kv: &[KvSpec]| State::new(&all(kv), limits(&plan), &ledger, dev.as_mut());
         let state = history(&plan.kv)?;
         let beside = if plan.beside.is_empty() { None } else { Some(history(&plan.beside)?) };
-        let paid = ledger.reserve_planned(Tier::Host, Class::Workspace, "row choice", pick_bytes(&plan))?;
+        let paid = ledger.reserve_planned(plan.tier, Class::Workspace, "row choice", pick_bytes(&plan))?;
         let pick = View::dense(dev.alloc(paid)?, Act::I32, limits(&plan).rows, 1);
         let side = SideRows::new(family.as_ref(), ck, bounds, &plan, &ledger, dev.as_mut())?;
         let arrivals = None;
@@ -179,10 +213,14 @@ impl Executor {
             arrivals,
             state,
             beside,
+            on_second: false,
+            graphs: true,
+            likeliest: None,
             dev,
             ledger,
             watch,
             plan,
+            loading,
             pick,
             side,
             _workspace: workspace,
@@ -200,10 +238,19 @@ impl Executor {
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
-    /// What the host's memory is used for, as it is now.
+    /// What the memory that the model lies in is used for, as it is now.
     pub fn usage(&self) -> TierUsage {
         self.watch.look();
-        self.ledger.usage().remove(&Tier::Host).unwrap_or_default()
+        self.ledger.usage().remove(&self.plan.tier).unwrap_or_default()
+    }
+    /// What bringing the weights took.
+    pub fn loading(&self) -> Duration {
+        self.loading
+    }
+    /// Whether decode steps are recorded once for each shape and replayed, where the device can (so it is from the
+    /// start), or enqueued op by op.
+    pub fn set_graphs(&mut self, on: bool) {
+        self.graphs = on;
     }
     /// Runs `f` on the second history in place of the first. Sequences belong to the history they were opened on.
     ///
@@ -212,7 +259,9 @@ impl Executor {
     pub fn beside<R>(&mut self, f: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
         let second = self.beside.take().ok_or(Error::NoSecondHistory)?;
         let first = std::mem::replace(&mut self.state, second);
+        self.on_second = true;
         let done = f(self);
+        self.on_second = false;
         self.beside = Some(std::mem::replace(&mut self.state, first));
         done
     }
@@ -268,6 +317,23 @@ impl Executor {
         let spans: Vec<Span> = rows.iter().map(|(seq, id)| Span { seq: *seq, ids: std::slice::from_ref(id) }).collect();
         let all = vec![1; rows.len()];
         Ok(self.step(RowClass::Few, &spans, Wanted::All, &all)?.unwrap_or_default())
+    }
+
+    /// As [`decode`](Self::decode), but of each row only the `k` likeliest ids come back, with their logits, falling: fewer
+    /// where fewer are numbers above negative infinity.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode), and for a `k` beyond [`LIKELIEST`](device::op::LIKELIEST).
+    pub fn decode_likeliest(&mut self, rows: &[(SeqId, u32)], k: u32) -> Result<Vec<Vec<(u32, f32)>>> {
+        self.likeliest = Some(k);
+        let read = self.decode(rows);
+        self.likeliest = None;
+        let one = |row: &[f32]| {
+            let (ids, logits) = row.split_at(k as usize);
+            let ids = ids.iter().map(|x| x.to_bits()).zip(logits.iter().copied());
+            ids.filter(|(id, _)| *id != u32::MAX).collect()
+        };
+        Ok(read?.chunks_exact(2 * k as usize).map(one).collect())
     }
 
     /// Several rows of one sequence in one pass of class Few; the caller says how many to keep once it has seen the
@@ -360,7 +426,7 @@ impl Executor {
         for part in ids.chunks(self.plan.chunk as usize) {
             let (n, vocab) = (part.len() as u32, self.family.spec().vocab);
             let bytes = n as u64 * vocab as u64 * 4;
-            let paid = self.ledger.reserve(Tier::Host, Class::Workspace, "predictions", bytes)?;
+            let paid = self.ledger.reserve(self.plan.tier, Class::Workspace, "predictions", bytes)?;
             let out = View::dense(self.dev.alloc(paid)?, Act::F32, n, vocab);
             self.dev.step_begins(RowClass::Many);
             let spans = [Span { seq, ids: part }];
@@ -376,7 +442,8 @@ impl Executor {
                 rows: &rows,
                 pick: Some(self.pick.rows(0, n)),
                 side,
-                graph: false,
+                graph: None,
+                likeliest: None,
                 drafter: Some(drafter),
                 foretold: Some(out),
             };
@@ -449,7 +516,9 @@ impl Executor {
         accept: impl FnOnce(&[f32]) -> Vec<u32>,
     ) -> Result<Option<Vec<f32>>> {
         let (resident, own) = self.weights.split();
-        let graph = rows.class == RowClass::Few && self.arrivals.is_none();
+        let recorded = self.graphs && rows.class == RowClass::Few && self.arrivals.is_none();
+        let graph = recorded.then_some(self.on_second as u32 + 2 * self.likeliest.unwrap_or(0));
+        let likeliest = self.likeliest;
         let experts: &mut dyn ExpertSource = match &mut self.arrivals {
             Some(a) => a.as_mut(),
             None => own,
@@ -457,7 +526,8 @@ impl Executor {
         let family = self.family.as_ref();
         let drafter = family.drafter().filter(|_| self.plan.draft > 0);
         let foretold = None;
-        let p = Pass { family, resident, state: &self.state, rows: &rows, pick, side, graph, drafter, foretold };
+        let state = &self.state;
+        let p = Pass { family, resident, state, rows: &rows, pick, side, graph, likeliest, drafter, foretold };
         let done = pass(self.dev.as_mut(), p, experts);
         self.dev.step_ends();
         match done {

@@ -2,14 +2,17 @@
 
 use crate::error::{Error, Result};
 use crate::executor::Executor;
-use crate::plan::{Allowance, Ask, Backend, Subject, plan};
+use crate::plan::{Allowance, Ask, Backend, OnCard, Subject, plan};
 use crate::sampler::Sampling;
 use checkpoint::{Checkpoint, Container, Meta, Source};
-use device::{Cpu, CpuOptions, Device, Profile, Profiled, Reference};
-use memory::{Component, Plan};
+use device::{Cpu, CpuOptions, Cuda, Device, Layout, Profile, Profiled, Reference};
+use memory::{Component, Plan, Tier};
 use model::Family;
 use text::{ChatTemplate, GgufVocab, HfFiles, Tokenizer};
 use weights::{Bound, Progress};
+
+/// Rows of a prefill step that keep all multiprocessors of a GPU busy: the smaller matrices have 40 tiles of 128 outputs.
+const CARD_ROWS: u32 = 2048;
 
 /// The backend to run on.
 #[derive(Clone, Debug)]
@@ -18,6 +21,10 @@ pub enum On {
     Reference,
     /// The CPU kernels.
     Cpu(CpuOptions),
+    /// One NVIDIA GPU, by its number.
+    Cuda(u32),
+    /// The first GPU if there is one and the model fits on it, else the CPU kernels.
+    Auto(CpuOptions),
 }
 
 impl Default for On {
@@ -30,21 +37,42 @@ impl On {
     /// What its workspace is counted by.
     ///
     /// # Errors
-    /// An instruction set that this machine does not have.
+    /// An instruction set that this machine does not have; no GPU that can be used.
     pub fn backend(&self) -> Result<Backend> {
         use device::host_device::Kernels;
         Ok(match self {
             On::Reference => Backend {
                 scratch: <device::reference::ReferenceKernels as Kernels>::scratch,
                 caps: Reference::caps_of(),
+                layout: |_| Layout::File,
+                own: None,
             },
-            On::Cpu(o) => Backend { scratch: <device::cpu::CpuKernels as Kernels>::scratch, caps: Cpu::caps_of(o)? },
+            On::Cpu(o) | On::Auto(o) => Backend {
+                scratch: <device::cpu::CpuKernels as Kernels>::scratch,
+                caps: Cpu::caps_of(o)?,
+                layout: |_| Layout::File,
+                own: None,
+            },
+            On::Cuda(n) => {
+                let own = OnCard {
+                    tier: Tier::Device(*n as u8),
+                    free: Cuda::free(*n)?,
+                    overhead: Cuda::OVERHEAD,
+                    staging: weights::STAGING + Cuda::PINNED,
+                    driver: Cuda::DRIVER,
+                    rows: CARD_ROWS,
+                };
+                let caps = Cuda::caps_of(*n)?;
+                Backend { scratch: Cuda::scratch, caps, layout: Cuda::layout, own: Some(own) }
+            }
         })
     }
+    /// The one place that makes a backend.
     fn device(&self, plan: &Plan, profile: Option<&Profile>) -> Result<Box<dyn Device>> {
         Ok(match self {
             On::Reference => boxed(Reference::new(plan.workspace)?, profile),
-            On::Cpu(o) => boxed(Cpu::new(o.clone(), plan.workspace)?, profile),
+            On::Cpu(o) | On::Auto(o) => boxed(Cpu::new(o.clone(), plan.workspace)?, profile),
+            On::Cuda(n) => boxed(Cuda::new(*n, plan.workspace)?, profile),
         })
     }
 }
@@ -107,6 +135,26 @@ impl Opened {
     pub fn plan(&self, how: &OpenOptions) -> Result<Plan> {
         plan(self.subject(&how.on.backend()?), &how.ask)
     }
+    /// Makes a choice of [`On::Auto`], and says which and why. Other choices stay, without a word.
+    pub fn settle(&self, how: &mut OpenOptions) -> Option<String> {
+        let On::Auto(cpu) = &how.on else { return None };
+        let cpu = cpu.clone();
+        let on_card = |how: &OpenOptions| -> Result<String> {
+            let card = OpenOptions { on: On::Cuda(0), ..how.clone() };
+            self.plan(&card)?;
+            Ok(Cuda::caps_of(0)?.isa)
+        };
+        match on_card(how) {
+            Ok(name) => {
+                how.on = On::Cuda(0);
+                Some(format!("cuda:0, {name}: the model fits on it"))
+            }
+            Err(why) => {
+                how.on = On::Cpu(cpu);
+                Some(format!("cpu: {why}"))
+            }
+        }
+    }
 }
 
 /// A model that can answer.
@@ -136,13 +184,17 @@ impl Model {
     /// # Errors
     /// Whatever is wrong with the plan, the weights or the machine.
     pub fn load(opened: Opened, how: &OpenOptions, on_progress: &mut dyn FnMut(Progress)) -> Result<Self> {
-        let plan = opened.plan(how)?;
+        let mut how = how.clone();
+        opened.settle(&mut how);
+        let plan = opened.plan(&how)?;
         let Opened { ck, family, bounds } = opened;
         let dev = how.on.device(&plan, how.profile.as_ref())?;
         let tokenizer = tokenizer(ck.meta())?;
         let template = template(ck.meta(), tokenizer.as_ref())?;
         let (sampling, name) = (defaults(ck.meta())?, name(ck.meta()));
-        let exec = Executor::load(family, &ck, &bounds, plan, dev, on_progress)?;
+        let mut exec = Executor::load(family, &ck, &bounds, plan, dev, on_progress)?;
+        // Ops are timed one by one, which a recorded step has none of.
+        exec.set_graphs(how.profile.is_none());
         Ok(Model { exec, tokenizer, template, sampling, name })
     }
     /// The tokenizer.

@@ -11,10 +11,12 @@ mod forecast;
 use crate::draft::Behind;
 use crate::error::Result;
 use crate::executor::{Pass, pass};
-use checkpoint::DType;
-use device::{Act, Caps, Device, Meter, Region, RowClass, ScratchFn, View};
+use checkpoint::{DType, Format};
+use device::{Act, Caps, Device, Layout, Meter, Region, RowClass, ScratchFn, View};
 use memory::pages::pages_for;
-use memory::{Component, KvFormat, KvSpec, Ledger, PAGE_POSITIONS, Plan, RegionSizes, Residency, Tier, WeightShare};
+use memory::{
+    Component, HostShare, KvFormat, KvSpec, Ledger, PAGE_POSITIONS, Plan, RegionSizes, Residency, Tier, WeightShare,
+};
 use model::{Family, Spec};
 use state::{Bytes, Decl, Limits, Span, State, Stream};
 use std::collections::BTreeMap;
@@ -34,6 +36,27 @@ pub struct Backend {
     pub scratch: ScratchFn,
     /// Its caps.
     pub caps: Caps,
+    /// How it wants formats to lie.
+    pub layout: fn(&Format) -> Layout,
+    /// Whose memory it takes.
+    pub own: Option<OnCard>,
+}
+
+/// What a plan for a device with memory of its own is bounded by.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct OnCard {
+    /// The memory.
+    pub tier: Tier,
+    /// Bytes of it that are free now.
+    pub free: u64,
+    /// Bytes of it that the driver takes for code, recorded steps and what the backend keeps.
+    pub overhead: u64,
+    /// Host bytes that files are read into on their way there.
+    pub staging: u64,
+    /// Host bytes that the driver takes.
+    pub driver: u64,
+    /// Rows of a prefill step that keep it busy.
+    pub rows: u32,
 }
 
 /// What plans are made for: a model, and the process around it.
@@ -107,6 +130,10 @@ fn search(of: Subject, ask: &Ask, limit: u32) -> Result<Option<Plan>> {
 
 /// Why a plan does not fit, and each single change that would make it.
 fn refused(of: Subject, ask: &Ask, p: &Plan) -> Result<Refusal> {
+    if let Some(h) = p.host.filter(|_| p.total_bytes() <= p.guard) {
+        let needed = h.staging.saturating_add(h.allowance);
+        return Ok(Refusal::HostTooSmall { needed, guard: h.guard });
+    }
     let other = |ask: Ask| -> Result<Option<u32>> { Ok(search(of, &ask, p.context)?.map(|p| p.context)) };
     let smaller = if matches!(ask.context, Context::Exactly(_)) { other(ask.clone())? } else { None };
     let mut formats = Vec::new();
@@ -123,7 +150,8 @@ fn refused(of: Subject, ask: &Ask, p: &Plan) -> Result<Refusal> {
             break;
         }
     }
-    Ok(Refusal::TooLarge { context: p.context, parts: Parts::of(p), guard: p.guard, smaller, formats, parallel })
+    let (tier, parts, guard) = (p.tier, Parts::of(p), p.guard);
+    Ok(Refusal::TooLarge { tier, context: p.context, parts, guard, smaller, formats, parallel })
 }
 
 /// Formats of history that take fewer bytes than the plan's.
@@ -147,7 +175,7 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
     let layers = of.family.spec().n_layers as usize;
     let can_draft = of.family.drafter().is_some() && of.bounds.iter().any(|b| b.component == Component::Mtp);
     let draft = if can_draft { ask.draft } else { 0 };
-    let mut weights = shares(of.bounds);
+    let mut weights = shares_on(of.bounds, of.on.layout);
     let predictor = weights.iter_mut().filter(|w| draft > 0 && w.component == Component::Mtp);
     predictor.for_each(|w| w.residency = Residency::Resident);
     let mut p = Plan {
@@ -156,7 +184,7 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         beside: ask.beside.map_or_else(Vec::new, |kv| vec![kv; layers]),
         context,
         parallel: ask.parallel.max(1),
-        chunk: ask.chunk.max(64).next_multiple_of(64).min(context.next_multiple_of(64)),
+        chunk: rows_at_once(of.on, ask).next_multiple_of(64).min(context.next_multiple_of(64)),
         few: ask.few.max(ask.parallel).max(draft.saturating_add(1)),
         draft,
         slab_pages: 1,
@@ -165,8 +193,10 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         state_bytes: 0,
         workspace: RegionSizes::default(),
         row_bytes: 0,
+        tier: of.on.own.map_or(Tier::Host, |c| c.tier),
         allowance: 0,
         guard: ask.guard,
+        host: None,
     };
     let decls = streams(of.family, &p.kv, draft);
     p.slab_pages = state::slab_pages(&decls);
@@ -182,8 +212,24 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         let x = measure(of, &p, kv, ask.logit_rows)?;
         p.workspace = RegionSizes { step: p.workspace.step.max(x.step), carry: p.workspace.carry.max(x.carry) };
     }
-    p.allowance = of.beyond.bytes(&p, of.family.spec().vocab, ask.logit_rows);
+    let beyond = |on_host| of.beyond.bytes(&p, on_host, of.family.spec().vocab, ask.logit_rows);
+    match of.on.own {
+        None => p.allowance = beyond(p.reserved_bytes()),
+        Some(card) => {
+            let allowance = beyond(card.staging).saturating_add(card.driver);
+            p.host = Some(HostShare { staging: card.staging, allowance, guard: ask.guard });
+            p.allowance = card.overhead;
+            p.guard = ask.device_guard.map_or(card.free, |g| g.min(card.free));
+        }
+    }
     Ok(p)
+}
+
+/// Rows of a prefill step: as many as were asked for, more where a device needs them to be busy and nobody wants the logits of
+/// all of them.
+fn rows_at_once(on: &Backend, ask: &Ask) -> u32 {
+    let wide = on.own.map_or(0, |c| if ask.logit_rows <= 1 { c.rows } else { 0 });
+    ask.chunk.max(wide).max(64)
 }
 
 fn kv_fits(decls: &[Decl]) -> Result<(), Refusal> {
@@ -253,7 +299,8 @@ fn measure(of: Subject, p: &Plan, kv: &[KvSpec], logit_rows: u32) -> Result<Regi
         let Spec { hidden, vocab, .. } = *family.spec();
         let bytes = n as u64 * vocab as u64 * 4;
         let foretold = all.then(|| View::dense(meter.imagine(bytes), Act::F32, n, vocab));
-        let dry = Pass { family, resident, state: &state, rows: &rows, pick, side, graph: false, drafter, foretold };
+        let likeliest = (class == RowClass::Few).then_some(device::op::LIKELIEST);
+        let dry = Pass { family, resident, state: &state, rows: &rows, pick, side, graph: None, likeliest, drafter, foretold };
         pass(&mut meter, dry, experts)?;
         if let Some(drafter) = drafter.filter(|_| class == RowClass::Few) {
             let behind = Behind { drafter, hidden, vocab, rows, id: rows.ids.rows(0, 1) };
@@ -277,9 +324,14 @@ fn residency(c: Component) -> Residency {
 
 /// W by component. Experts are cached with room for all of them.
 pub fn shares(bounds: &[Bound]) -> Vec<WeightShare> {
+    shares_on(bounds, |_| Layout::File)
+}
+
+/// W by component, in the layouts of a backend.
+fn shares_on(bounds: &[Bound], layout: fn(&Format) -> Layout) -> Vec<WeightShare> {
     let mut by: BTreeMap<Component, u64> = BTreeMap::new();
-    for b in bounds {
-        *by.entry(b.component).or_default() += b.loaded_bytes();
+    for (b, bytes) in bounds.iter().zip(weights::placed_bytes(bounds, layout)) {
+        *by.entry(b.component).or_default() += bytes;
     }
     by.into_iter().map(|(component, bytes)| WeightShare { component, residency: residency(component), bytes }).collect()
 }

@@ -148,6 +148,31 @@ impl Sampler {
         Ok(Choice { id, logprob, top: reported.map(|r| r.top).unwrap_or_default() })
     }
 
+    /// How many of the likeliest tokens are all that a choice depends on; `None` where it depends on every logit, or more of
+    /// them than [`Op::Likeliest`](device::Op::Likeliest) gives.
+    pub fn needs(&self) -> Option<u32> {
+        let p = &self.how;
+        let altered = p.repetition_penalty != 1.0 || p.presence_penalty != 0.0 || p.frequency_penalty != 0.0;
+        if altered || !p.logit_bias.is_empty() || p.logprobs.is_some() {
+            return None;
+        }
+        if p.temperature == 0.0 {
+            return Some(1);
+        }
+        (1..=device::op::LIKELIEST).contains(&p.top_k).then_some(p.top_k)
+    }
+
+    /// As [`sample`](Self::sample), from as many of the likeliest tokens as it [needs](Self::needs).
+    ///
+    /// # Errors
+    /// [`Error::BadLogits`] where there is none.
+    pub fn sample_likeliest(&mut self, likeliest: Vec<(u32, f32)>, position: u32) -> Result<Choice> {
+        let best = likeliest.first().ok_or(Error::BadLogits)?.0;
+        let id = if self.how.temperature == 0.0 { best } else { self.drawn(self.weighed(likeliest), position) };
+        *self.generated.entry(id).or_default() += 1;
+        Ok(Choice { id, logprob: None, top: Vec::new() })
+    }
+
     fn penalise(&self, logits: &mut [f32]) {
         let p = &self.how;
         if p.repetition_penalty != 1.0 {
@@ -172,7 +197,10 @@ impl Sampler {
     }
 
     fn draw(&self, logits: &[f32], position: u32) -> u32 {
-        let kept = self.kept(logits);
+        self.drawn(self.kept(logits), position)
+    }
+
+    fn drawn(&self, kept: Vec<(u32, f64)>, position: u32) -> u32 {
         let total: f64 = kept.iter().map(|(_, p)| p).sum();
         let mut left = uniform(self.how.seed, position) * total;
         for &(id, p) in &kept {
@@ -199,6 +227,12 @@ impl Sampler {
         if k > 0 || p.top_p < 1.0 || p.min_p > 0.0 {
             all.sort_unstable_by(falling);
         }
+        self.weighed(all)
+    }
+
+    /// What is left of candidates, in their order.
+    fn weighed(&self, all: Vec<(u32, f32)>) -> Vec<(u32, f64)> {
+        let p = &self.how;
         let max = all.iter().map(|x| x.1).fold(f32::NEG_INFINITY, f32::max);
         let t = p.temperature as f64;
         let mut kept: Vec<(u32, f64)> = all.iter().map(|&(i, x)| (i, (((x - max) as f64) / t).exp())).collect();

@@ -16,5 +16,5 @@ pub mod slots;
 pub use kv::{KvFormat, KvSpec};
 pub use ledger::{Advice, Class, Footprint, Ledger, OverBudget, Promise, Reservation, Tier, TierUsage};
 pub use pages::{PAGE_POSITIONS, PageId, PagePool, SlabId};
-pub use plan::{Component, Plan, RegionSizes, Residency, WeightShare};
+pub use plan::{Component, HostShare, Plan, RegionSizes, Residency, WeightShare};
 pub use slots::{SlotId, Slots};

@@ -1,6 +1,6 @@
 //! The plan: what was decided, and counted to the byte, before the first weight is read.
 
-use crate::KvSpec;
+use crate::{KvSpec, Tier};
 
 /// A group of parameters that comes and goes together. A tied embedding and output head are one component,
 /// [`Component::Embed`], with two users.
@@ -67,6 +67,17 @@ pub struct RegionSizes {
     pub carry: u64,
 }
 
+/// What the host holds for a model that lies in a device's memory.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct HostShare {
+    /// Bytes that files are read into on their way to the device.
+    pub staging: u64,
+    /// What is kept for H, the process itself.
+    pub allowance: u64,
+    /// Most bytes that the process may hold.
+    pub guard: u64,
+}
+
 /// Everything that was decided for serving one model, immutable from then on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
@@ -96,10 +107,14 @@ pub struct Plan {
     pub workspace: RegionSizes,
     /// The rest of X: ids, positions and tables of a step's rows, at fixed addresses.
     pub row_bytes: u64,
-    /// What is kept for H, the bytes of the process beyond all of these.
+    /// The memory that all of these are in.
+    pub tier: Tier,
+    /// What is kept there for H, the bytes of the process beyond all of these.
     pub allowance: u64,
-    /// Most bytes that the process may hold.
+    /// Most bytes that the process may hold there.
     pub guard: u64,
+    /// What the host holds besides, where they are in a device's memory.
+    pub host: Option<HostShare>,
     /// Most tokens drafted ahead by the model's predictor, 0 where nobody drafts.
     pub draft: u32,
 }
@@ -125,6 +140,7 @@ impl Plan {
     }
     /// Whether it stays within its limit.
     pub fn fits(&self) -> bool {
-        self.total_bytes() <= self.guard
+        let beside = self.host.is_none_or(|h| h.staging.saturating_add(h.allowance) <= h.guard);
+        beside && self.total_bytes() <= self.guard
     }
 }

@@ -78,9 +78,13 @@ pub struct On {
     /// Instruction set of the kernels [default: the best of this machine]
     #[arg(long, value_enum)]
     pub isa: Option<Isa>,
-    /// Backend
-    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    /// Where to run: auto, cpu, cuda:N or reference. auto is the first NVIDIA GPU if there is a driver and the model fits
+    /// on it, else the CPU; reference is plain f32 arithmetic, slow, the measure of the others
+    #[arg(long, value_name = "DEVICE", value_parser = Device::parse, default_value = "auto")]
     pub device: Device,
+    /// Most of the GPU's memory that may be used, such as 24GiB [default: what is free there]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub device_memory: Option<u64>,
     /// Format of the attention history: f32, bf16, q8 or tq4. Behind q8 and tq4 may stand +own-page (a position reads the
     /// 256 positions it is among as bf16) and +sink-page (the first 256 are read as bf16)
     /// [default: f32 for f32 weights, else bf16]
@@ -100,12 +104,32 @@ pub enum Isa {
 }
 
 /// Backends by name.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// Plain f32 arithmetic: slow, the measure of the others
+    /// The GPU if it can be used and the model fits on it, else the CPU.
+    Auto,
+    /// Plain f32 arithmetic: slow, the measure of the others.
     Reference,
-    /// The CPU kernels
+    /// The CPU kernels.
     Cpu,
+    /// An NVIDIA GPU by its number.
+    Cuda(u8),
+}
+
+impl Device {
+    fn parse(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(Device::Auto),
+            "reference" => Ok(Device::Reference),
+            "cpu" => Ok(Device::Cpu),
+            "cuda" => Ok(Device::Cuda(0)),
+            _ => s
+                .strip_prefix("cuda:")
+                .and_then(|n| n.parse().ok())
+                .map(Device::Cuda)
+                .ok_or_else(|| "it must be auto, cpu, cuda:N (such as cuda:0) or reference".into()),
+        }
+    }
 }
 
 /// How an answer is made. What is not given comes from the checkpoint.
@@ -443,6 +467,12 @@ pub struct BenchArgs {
     /// Times that each is measured, after a round that does not count
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeat: u32,
+    /// Sequences that are decoded together; rates count the tokens of all of them
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub batch: u32,
+    /// Enqueue decode steps op by op, where the device would record them once and replay them
+    #[arg(long)]
+    pub eager: bool,
     /// Positions of history before prompt and answer, filled with seeded random values instead of being read
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub depth: u32,
@@ -673,6 +703,15 @@ mod tests {
         assert_eq!((size("1.5g").unwrap(), size("512 MiB").unwrap(), size("77").unwrap()), (3 << 29, 512 << 20, 77));
         for bad in ["", "GiB", "-1", "6GB", "0", "0.0", "1e3", "99999999999T", "1.2.3M", "nan"] {
             assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_gpu_is_named_by_its_number() {
+        assert_eq!((Device::parse("cuda:1"), Device::parse("cuda")), (Ok(Device::Cuda(1)), Ok(Device::Cuda(0))));
+        assert_eq!((Device::parse("auto"), Device::parse("cpu")), (Ok(Device::Auto), Ok(Device::Cpu)));
+        for bad in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:256"] {
+            assert!(Device::parse(bad).is_err(), "{bad}");
         }
     }
 

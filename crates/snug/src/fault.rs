@@ -163,7 +163,7 @@ fn of_launch(e: &snug::launch::server::Error) -> bool {
 }
 
 fn of_device(e: &device::Error) -> bool {
-    matches!(e, device::Error::NoIsa { .. })
+    matches!(e, device::Error::NoIsa { .. } | device::Error::NoCuda(_))
 }
 
 #[cfg(test)]

@@ -29,8 +29,13 @@ pub fn budget(on: &args::On) -> Budget {
 
 /// Loads what was opened. What was decided and nobody asked for is said.
 pub fn place(opened: Opened, how: &OpenOptions, verbose: bool) -> anyhow::Result<Model> {
+    let mut how = how.clone();
+    // That there is no GPU is no news; that there is one and why it is not used, is.
+    if let Some(said) = opened.settle(&mut how).filter(|_| verbose || device::cuda::cards().is_ok()) {
+        note(format_args!("device: {said}"));
+    }
     let mut bar = Bar::bytes("loading");
-    let mut model = Model::load(opened, how, &mut |p| bar.at(p.done, p.total))?;
+    let mut model = Model::load(opened, &how, &mut |p| bar.at(p.done, p.total))?;
     bar.clear();
     if let Some(less) = less(how.ask.context, model.exec.plan().context, model.exec.family().spec().context) {
         note(format_args!("note: {less}"));
@@ -66,22 +71,31 @@ pub fn say_memory(u: &TierUsage) {
 
 fn ask(on: &args::On, logit_rows: u32) -> Ask {
     let context = on.context.unwrap_or_default();
-    Ask { context, parallel: on.parallel, kv: on.kv, logit_rows, guard: budget(on).bytes, ..Ask::default() }
+    let (guard, device_guard) = (budget(on).bytes, on.device_memory);
+    Ask { context, parallel: on.parallel, kv: on.kv, logit_rows, guard, device_guard, ..Ask::default() }
 }
 
 fn backend(on: &args::On) -> anyhow::Result<On> {
-    if on.device == args::Device::Reference {
-        return match (on.isa, on.threads) {
-            (None, None) => Ok(On::Reference),
-            _ => crate::fault::usage("--isa and --threads are for --device cpu; the reference has neither"),
-        };
+    let given = on.isa.is_some() || on.threads.is_some();
+    if given && !matches!(on.device, args::Device::Cpu | args::Device::Auto) {
+        return crate::fault::usage("--isa and --threads are for --device cpu");
+    }
+    if on.device_memory.is_some() && !matches!(on.device, args::Device::Cuda(_) | args::Device::Auto) {
+        return crate::fault::usage("--device-memory is for --device cuda:N and auto");
     }
     let isa = on.isa.map(|i| match i {
         args::Isa::Scalar => Isa::Scalar,
         args::Isa::Avx2 => Isa::Avx2,
         args::Isa::Avx512 => Isa::Avx512,
     });
-    Ok(On::Cpu(CpuOptions { threads: on.threads.map(|t| t as usize), isa }))
+    let cpu = CpuOptions { threads: on.threads.map(|t| t as usize), isa };
+    Ok(match on.device {
+        args::Device::Reference => On::Reference,
+        args::Device::Cuda(n) => On::Cuda(n.into()),
+        // Who says how the CPU shall compute has chosen it.
+        args::Device::Auto if !given => On::Auto(cpu),
+        args::Device::Auto | args::Device::Cpu => On::Cpu(cpu),
+    })
 }
 
 fn describe(m: &mut Model) {

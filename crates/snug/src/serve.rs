@@ -23,7 +23,11 @@ pub fn engine_backend(
     queue: u32,
     loading: &Loading,
 ) -> anyhow::Result<Ready> {
-    let model = Model::load(opened, how, &mut |p| loading.progress(p.done, p.total))?;
+    let mut how = how.clone();
+    if let Some(said) = opened.settle(&mut how) {
+        tracing::debug!("device: {said}");
+    }
+    let model = Model::load(opened, &how, &mut |p| loading.progress(p.done, p.total))?;
     let Model { exec, tokenizer, template, sampling, name: own } = model;
     let tokenizer = tokenizer.ok_or_else(|| engine::Error::NoTokenizer(own.clone()))?;
     let voice = voice(tokenizer, template, dialect)?;

@@ -44,6 +44,10 @@ fn flags_that_cannot_be_are_named() {
         (&["bench", m, "--context", "3000"], "--context 3000 is more than the 2048 positions"),
         (&["bench", m, "--device", "reference", "--threads", "2"], "--threads"),
         (&["bench", "/no/such/file.gguf"], "/no/such/file.gguf"),
+        (&["run", m, "-p", "x", "--device", "cuda:x"], "cuda:0"),
+        (&["run", m, "-p", "x", "--device", "cuda:9"], "no "),
+        (&["run", m, "-p", "x", "--device", "cpu", "--device-memory", "1GiB"], "--device-memory"),
+        (&["plan", m, "--device", "cuda:0", "--threads", "2"], "--threads"),
     ] {
         let err = snug(args).failed(2);
         assert!(err.contains(said), "{args:?}: {err}");

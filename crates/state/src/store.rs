@@ -25,6 +25,8 @@ pub struct State {
     made: Made,
     /// Pays for slabs as they come.
     ledger: Ledger,
+    /// Whose memory they take.
+    tier: Tier,
 }
 
 /// The recurrent state of one layer and sequence.
@@ -53,8 +55,8 @@ impl State {
     pub fn new(decls: &[Decl], limits: Limits, ledger: &Ledger, dev: &mut dyn Device) -> Result<Self> {
         decl::check(decls, &limits)?;
         let bytes = Self::bytes(decls, limits);
-        // The one tier there is while every device's memory is the host's.
-        let reserve = |class, who, n| ledger.reserve_planned(Tier::Host, class, who, n);
+        let tier = dev.tier();
+        let reserve = |class, who, n| ledger.reserve_planned(tier, class, who, n);
         let rings = reserve(Class::Kv, "key/value rings", decl::ring_bytes(decls, &limits))?;
         let state = reserve(Class::State, "recurrent states", bytes.state)?;
         let rows = reserve(Class::Workspace, "row arrays", bytes.rows)?;
@@ -63,7 +65,7 @@ impl State {
         match built {
             Ok((layers, tables)) => {
                 let (seqs, room) = (Sequences::new(limits.parallel), Room::new(&limits, layers.recurrent()));
-                Ok(State { limits, layers, seqs, room, tables, pending: None, made, ledger: ledger.clone() })
+                Ok(State { limits, layers, seqs, room, tables, pending: None, made, ledger: ledger.clone(), tier })
             }
             Err(e) => {
                 // The first error is the one to tell; a device that cannot free has nothing to add.
@@ -101,7 +103,7 @@ impl State {
         for slab in self.room.pages.missing(wanted).unwrap_or_default() {
             let pages = self.room.pages.pages_of(slab);
             let bytes = self.layers.page_bytes(pages.len() as u32);
-            let paid = self.ledger.reserve_promised(Tier::Host, Class::Kv, "key/value pages", bytes)?;
+            let paid = self.ledger.reserve_promised(self.tier, Class::Kv, "key/value pages", bytes)?;
             self.layers.commit(dev, &pages, paid)?;
             self.room.pages.back(slab);
         }
@@ -134,7 +136,7 @@ impl State {
     /// beside other sequences.
     pub fn open(&mut self) -> Result<SeqId> {
         let bytes = self.layers.page_bytes(self.limits.pages_per_seq());
-        self.seqs.open(|first| Ok(self.ledger.promise(Tier::Host, Class::Kv, "a sequence's pages", bytes, first)?))
+        self.seqs.open(|first| Ok(self.ledger.promise(self.tier, Class::Kv, "a sequence's pages", bytes, first)?))
     }
 
     /// Gives back everything a sequence owns. Its id is an error from then on.

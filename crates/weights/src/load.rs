@@ -3,8 +3,10 @@
 use crate::bound::{Bound, Data, Proj, Role, WId};
 use crate::error::{Error, Result};
 use crate::experts::{ExpertSource, LayerExperts, ResidentExperts};
+use crate::fill::{Fill, STAGING, To, fill};
+use crate::placed::{row_bytes, stored_rows};
 use checkpoint::{ByteRange, Checkpoint, PLANES};
-use device::{Buf, Device, Layout, Mat, MatSet, Meter};
+use device::{Buf, Device, Layout, Mat, MatSet, Meter, split};
 use memory::{Class, Component, Ledger, Reservation, Tier};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -84,16 +86,28 @@ impl Weights {
     ) -> Result<Self> {
         let bounds: Vec<&Bound> = bounds.iter().filter(|b| wanted(b.component)).collect();
         let total = bounds.iter().map(|b| b.loaded_bytes()).sum();
-        let mut loader = Loader { ck, ledger, dev, whole: HashMap::new(), borrowed: Vec::new() };
+        let tier = dev.tier();
+        let (whole, later) = (HashMap::new(), Vec::new());
+        let mut loader = Loader { ck, ledger, dev, tier, whole, borrowed: Vec::new(), later };
         let mut progress = Progress { done: 0, total };
         let placed = Self::place(&bounds, |b| {
             on_progress(progress);
+            let waiting = loader.waiting();
             let planes = loader.bring(b);
-            progress.done += b.loaded_bytes();
+            // What only has its place now is counted when it arrives.
+            progress.done += if loader.waiting() == waiting { b.loaded_bytes() } else { 0 };
             on_progress(progress);
             planes
         })?;
-        Ok(Weights { _borrowed: loader.borrowed, ..placed })
+        let Loader { later, borrowed, .. } = loader;
+        if !later.is_empty() {
+            let _paid = ledger.reserve_planned(Tier::Host, Class::Workspace, "staging", STAGING)?;
+            fill(ck, dev, &later, &mut |bytes| {
+                progress.done = (progress.done + bytes).min(total);
+                on_progress(progress);
+            })?;
+        }
+        Ok(Weights { _borrowed: borrowed, ..placed })
     }
 
     /// The same parameters before anything is read: handles to bytes nobody holds, for dry runs.
@@ -125,8 +139,8 @@ impl Weights {
         let mut resident = Resident { slots: HashMap::new(), names };
         let mut sets: BTreeMap<u32, Vec<(Proj, MatSet)>> = BTreeMap::new();
         for b in bounds {
-            let Planes { bufs, step } = bring(b)?;
-            let first = mat(b, bufs);
+            let Planes { bufs, step, layout } = bring(b)?;
+            let first = Mat { layout, ..mat(b, bufs) };
             let slot = match (b.role, bufs[0]) {
                 (_, None) => return Err(unusable(b, "it has no bytes")),
                 (Role::Matrix, _) => Slot::Mat(first),
@@ -158,15 +172,21 @@ impl Weights {
 }
 
 /// Where the planes of a parameter are: of the first expert's matrix, with the steps from expert to expert.
-#[derive(Default)]
 struct Planes {
     bufs: [Option<Buf>; PLANES],
     step: [u64; PLANES],
+    layout: Layout,
+}
+
+impl Default for Planes {
+    fn default() -> Self {
+        Planes { bufs: [None; PLANES], step: [0; PLANES], layout: Layout::File }
+    }
 }
 
 impl Planes {
     fn one(buf: Buf) -> Self {
-        Planes { bufs: [Some(buf), None, None, None], step: [0; PLANES] }
+        Planes { bufs: [Some(buf), None, None, None], ..Planes::default() }
     }
 }
 
@@ -201,15 +221,26 @@ struct Loader<'a> {
     ck: &'a Checkpoint,
     ledger: &'a Ledger,
     dev: &'a mut dyn Device,
+    /// Whose memory is filled.
+    tier: Tier,
     /// Tensors that hold more than one parameter (fused gate and up) are brought once.
     whole: HashMap<ByteRange, Buf>,
     borrowed: Vec<Reservation>,
+    /// What has its place on a device that is not the host, and is read once everything has.
+    later: Vec<Fill>,
 }
 
 impl Loader<'_> {
+    fn waiting(&self) -> usize {
+        self.later.len()
+    }
+
     fn bring(&mut self, b: &Bound) -> Result<Planes> {
         if b.role == Role::Vector {
             return Ok(Planes::one(self.vector(b)?));
+        }
+        if self.dev.layout_of(&b.format()) == Layout::Split {
+            return self.split(b);
         }
         let mut planes = Planes::default();
         for i in 0..PLANES {
@@ -236,8 +267,59 @@ impl Loader<'_> {
         }
     }
 
+    /// A parameter in the split layout: rows of the allocation that its whole tensor has.
+    fn split(&mut self, b: &Bound) -> Result<Planes> {
+        let fmt = b.format();
+        let each = split::row_parts(&fmt, b.k).ok_or_else(|| unusable(b, "its rows are no whole blocks"))?;
+        let (row, rows) = (row_bytes(b), stored_rows(b, &b.data));
+        let (all, first, step) = match &b.data {
+            Data::Whole { range, first, step } => (self.split_whole(b, *range, rows)?, *first, *step),
+            Data::Each(ranges) => (self.split_parts(b, ranges, rows)?, 0, b.n as u64 * row),
+            _ => return Err(unusable(b, "blocks cannot be turned or computed")),
+        };
+        if !first.is_multiple_of(row) || !step.is_multiple_of(row) || !first.checked_div(row).is_some_and(|f| f < rows) {
+            return Err(unusable(b, "it does not begin at a row"));
+        }
+        let whole = split::mat(fmt, b.n, b.k, rows, all)?;
+        let mut planes = Planes { layout: Layout::Split, ..Planes::default() };
+        for (i, each) in each.into_iter().enumerate().filter(|(_, each)| *each > 0) {
+            let from = first / row * each;
+            let plane = whole.planes[i].ok_or(device::Error::BadBuf)?;
+            planes.bufs[i] = Some(plane.slice(from, plane.bytes() - from).ok_or(device::Error::BadBuf)?);
+            planes.step[i] = step / row * each;
+        }
+        Ok(planes)
+    }
+
+    fn split_room(&mut self, b: &Bound, rows: u64) -> Result<(Buf, Mat)> {
+        let fmt = b.format();
+        let (_, bytes) = split::place(&fmt, rows, b.k).ok_or_else(|| unusable(b, "its rows are no whole blocks"))?;
+        let all = self.alloc(bytes)?;
+        Ok((all, split::mat(fmt, b.n, b.k, rows, all)?))
+    }
+
+    fn split_whole(&mut self, b: &Bound, range: ByteRange, rows: u64) -> Result<Buf> {
+        if let Some(all) = self.whole.get(&range) {
+            return Ok(*all);
+        }
+        let (all, mat) = self.split_room(b, rows)?;
+        self.later.push(Fill { to: To::Rows { mat, first: 0, row: row_bytes(b) }, range });
+        self.whole.insert(range, all);
+        Ok(all)
+    }
+
+    fn split_parts(&mut self, b: &Bound, ranges: &[ByteRange], rows: u64) -> Result<Buf> {
+        let (all, mat) = self.split_room(b, rows)?;
+        let (row, mut first) = (row_bytes(b), 0);
+        for &range in ranges {
+            self.later.push(Fill { to: To::Rows { mat, first, row }, range });
+            first += range.len / row;
+        }
+        Ok(all)
+    }
+
     fn pay(&self, bytes: u64) -> Result<Reservation> {
-        Ok(self.ledger.reserve_planned(Tier::Host, Class::Weights, "weights", bytes)?)
+        Ok(self.ledger.reserve_planned(self.tier, Class::Weights, "weights", bytes)?)
     }
 
     fn alloc(&mut self, bytes: u64) -> Result<Buf> {
@@ -277,22 +359,12 @@ impl Loader<'_> {
         Ok(all)
     }
 
-    /// Reads a range to where it must be: straight into host memory, through a bounded staging buffer elsewhere.
-    fn fill(&mut self, to: Buf, r: ByteRange) -> Result<()> {
+    /// Reads a range to where it must be: straight into host memory, later where it is not the host's.
+    fn fill(&mut self, to: Buf, range: ByteRange) -> Result<()> {
         if let Some(host) = self.dev.host_mut(to) {
-            return Ok(self.ck.read_at(r, host)?);
+            return Ok(self.ck.read_at(range, host)?);
         }
-        const STAGE: u64 = 8 << 20;
-        let mut stage = vec![0u8; STAGE.min(r.len) as usize];
-        let mut done = 0;
-        while done < r.len {
-            let len = STAGE.min(r.len - done);
-            let piece = ByteRange { file: r.file, off: r.off + done, len };
-            self.ck.read_at(piece, &mut stage[..len as usize])?;
-            let part = to.slice(done, len).ok_or(device::Error::BadBuf)?;
-            self.dev.write(part, &stage[..len as usize])?;
-            done += len;
-        }
+        self.later.push(Fill { to: To::Bytes(to), range });
         Ok(())
     }
 

@@ -131,6 +131,7 @@ impl Kernels for CpuKernels {
             Op::Route { logits, router, .. } => rows::route_scratch(logits, router),
             Op::Combine { .. } => 0,
             Op::GatherRows { .. } => 0,
+            Op::Likeliest { .. } => 0,
         }
     }
     fn step_begins(&mut self, class: RowClass) {
@@ -165,6 +166,7 @@ impl Kernels for CpuKernels {
             Op::Route { out, logits, router } => rows::route(cx, out, logits, router),
             Op::Combine { out, base, parts, w } => rows::combine(cx, out, base, parts, w),
             Op::GatherRows { out, x, rows } => rows::gather_rows(cx, out, x, rows),
+            Op::Likeliest { out, x } => rows::likeliest(cx, out, x),
         }
     }
 }

@@ -39,7 +39,7 @@ pub struct Mat {
     pub n: i32,
     pub k: i32,
     pub step: i32,
-    pub pad: i32,
+    pub aux: i32,
 }
 
 /// `MatSet` of moe.cu.
@@ -52,8 +52,8 @@ pub struct MatSet {
     pub pad: i32,
 }
 
-/// `Fifteen` of dot.cuh.
-#[derive(Copy, Clone)]
+/// `Fifteen` of fifteen.cuh.
+#[derive(Copy, Clone, Default)]
 #[repr(C)]
 pub struct Fifteen {
     pub hi: Ptr,
@@ -85,6 +85,8 @@ pub struct Stream {
     pub heads: i32,
     pub d: i32,
     pub ring: i32,
+    pub layer: i32,
+    pub pad: i32,
 }
 
 /// `GluKind` of common.cuh.
@@ -96,6 +98,9 @@ pub struct GluKind {
     pub alpha: f32,
 }
 
+/// Matrices that one grid can multiply.
+pub const SET: usize = 4;
+
 macro_rules! args {
     ($($(#[$doc:meta])* $name:ident { $($field:ident : $ty:ty),* $(,)? })*) => {
         $($(#[$doc])* #[derive(Copy, Clone)] #[repr(C)] pub struct $name { $(pub $field: $ty),* })*
@@ -103,15 +108,16 @@ macro_rules! args {
 }
 
 args! {
-    Norm { out: View, x: View, w: Ptr, eps: f32 }
+    Norm { out: View, x: View, w: Ptr, to: Fifteen, eps: f32, pad: i32 }
     Rope { x: View, pos: View, inv_freq: Ptr, dims: i32, adjacent: i32, factor: f32 }
-    Gate { x: View, g: View, act: i32 }
-    Glu { out: View, gate: View, up: View, glu: GluKind }
+    Gate { x: View, g: View, to: Fifteen, act: i32, pad: i32 }
+    Glu { out: View, gate: View, up: View, to: Fifteen, glu: GluKind, pad: i32 }
     Scale { x: View, by: Ptr, wide: i32, pad: i32 }
     Softcap { x: View, cap: f32, pad: i32 }
     Zero { x: View }
     Add { x: View, y: View }
     Gather { out: View, x: View, rows: View }
+    Likeliest { out: View, x: View, keys: Ptr, k: i32, parts: i32 }
     Combine { out: View, base: View, parts: View, w: View }
     Route {
         ids: View, w: View, logits: View, bias: Ptr, per_expert: Ptr,
@@ -125,14 +131,17 @@ args! {
     }
     Repack { src: Ptr, q: Ptr, h: Ptr, s: Ptr, fmt: i32, groups: i32, rows: i64 }
     Quant { x: View, to: Fifteen }
+    /// One matrix of a set.
+    One { out: View, w: Mat, bias: Ptr, add: i32, first: i32 }
+    Set { q: Fifteen, m: [One; SET], rows: i32, count: i32 }
     Linear { out: View, x: View, q: Fifteen, w: Mat, bias: Ptr, add: i32, pad: i32 }
     Embed { out: View, ids: View, table: Mat, scale: f32 }
     GateUp {
-        mid: View, h: View, q: Fifteen, gate: MatSet, up: MatSet, c: Chosen,
+        mid: View, h: View, q: Fifteen, to: Fifteen, gate: MatSet, up: MatSet, c: Chosen,
         gate_bias: Ptr, up_bias: Ptr, glu: GluKind, pad: i32,
     }
     Down { parts: View, mid: View, q: Fifteen, down: MatSet, c: Chosen, bias: Ptr }
-    Sort { c: Chosen, order: Ptr, count: Ptr, tiles: Ptr, n: i32, tile: i32 }
+    Sort { c: Chosen, order: Ptr, count: Ptr, start: Ptr, tiles: Ptr, n: i32, tile: i32 }
     Sum { sum: View, parts: View, c: Chosen }
     Bf16 { x: View, to: Ptr, k: i32, pad: i32 }
     Gemm {

@@ -70,6 +70,16 @@ pub fn cards() -> Result<Vec<Card>> {
     (0..n).map(|i| card(i, driver)).collect()
 }
 
+/// One of them.
+///
+/// # Errors
+/// [`Error::NoCuda`].
+pub fn one(ordinal: u32) -> Result<Card> {
+    let mut all = cards()?;
+    let none = || Error::NoCuda(format!("there is no cuda:{ordinal}; this machine has {} card(s)", all.len()));
+    if ordinal as usize >= all.len() { Err(none()) } else { Ok(all.swap_remove(ordinal as usize)) }
+}
+
 fn card(ordinal: c_int, driver: i32) -> Result<Card> {
     use sys::CUdevice_attribute_enum as A;
     let mut dev = 0;
@@ -114,11 +124,36 @@ impl Drop for Graph {
     }
 }
 
+/// A point in the queue.
+pub struct Event(sys::CUevent);
+// SAFETY: as above.
+unsafe impl Send for Event {}
+impl Event {
+    /// Waits until the queue has come so far.
+    pub fn wait(&self) -> Result<()> {
+        cu!(cuEventSynchronize(self.0))
+    }
+    /// Milliseconds from an earlier event.
+    pub fn since(&self, earlier: &Event) -> Result<f32> {
+        let mut ms = 0.0;
+        cu!(cuEventElapsedTime(&mut ms, earlier.0, self.0))?;
+        Ok(ms)
+    }
+}
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _ = cu!(cuEventDestroy_v2(self.0));
+    }
+}
+
 /// One card's context with one queue.
 pub struct Context {
     dev: sys::CUdevice,
     ctx: sys::CUcontext,
     stream: sys::CUstream,
+    /// Whether a kernel may begin while the one before it ends (compute capability 9.0, a driver of CUDA 12.3 that records it
+    /// in graphs): kernels wait for what they read themselves.
+    overlap: bool,
 }
 // SAFETY: every call makes the context current on the calling thread first.
 unsafe impl Send for Context {}
@@ -129,14 +164,12 @@ impl Context {
     /// # Errors
     /// [`Error::NoCuda`], [`Error::Cuda`].
     pub fn open(ordinal: u32) -> Result<Self> {
-        let count = cards()?.len();
-        if ordinal as usize >= count {
-            return Err(Error::NoCuda(format!("there is no cuda:{ordinal}; this machine has {count} card(s)")));
-        }
+        let card = one(ordinal)?;
         let (mut dev, mut ctx) = (0, null_mut());
         cu!(cuDeviceGet(&mut dev, ordinal as c_int))?;
         cu!(cuDevicePrimaryCtxRetain(&mut ctx, dev))?;
-        let mut this = Context { dev, ctx, stream: null_mut() };
+        let overlap = card.capability >= 90 && card.driver >= 12_030;
+        let mut this = Context { dev, ctx, stream: null_mut(), overlap };
         this.enter()?;
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         cu!(cuStreamCreate(&mut this.stream, flags))?;
@@ -242,6 +275,20 @@ impl Context {
         cu!(cuMemcpyDtoHAsync_v2(dst.as_mut_ptr().cast(), from, dst.len(), self.stream))?;
         self.wait()
     }
+    /// Marks where the queue ends now.
+    pub fn mark(&self) -> Result<Event> {
+        self.enter()?;
+        let mut e = null_mut();
+        cu!(cuEventCreate(&mut e, 0))?;
+        let event = Event(e);
+        cu!(cuEventRecord(event.0, self.stream))?;
+        Ok(event)
+    }
+    /// Enqueues a copy within the card.
+    pub fn copy(&self, to: Ptr, from: Ptr, bytes: u64) -> Result<()> {
+        self.enter()?;
+        cu!(cuMemcpyDtoDAsync_v2(to, from, bytes as usize, self.stream))
+    }
     /// Waits for everything enqueued.
     pub fn wait(&self) -> Result<()> {
         cu!(cuStreamSynchronize(self.stream))
@@ -272,13 +319,42 @@ impl Context {
         self.enter()?;
         let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
         let [x, y, z] = grid;
-        cu!(cuLaunchKernel(k.0, x, y, z, block, 1, 1, shared, self.stream, params.as_mut_ptr(), null_mut()))
+        if !self.overlap {
+            let call = cu!(cuLaunchKernel(k.0, x, y, z, block, 1, 1, shared, self.stream, params.as_mut_ptr(), null_mut()));
+            return call;
+        }
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            // SAFETY: a union of plain values, all of which may be zero.
+            value: unsafe { std::mem::zeroed() },
+        };
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let how = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: self.stream,
+            attrs: &mut attribute,
+            numAttrs: 1,
+        };
+        cu!(cuLaunchKernelEx(&how, k.0, params.as_mut_ptr(), null_mut()))
     }
     /// Enqueued work is recorded from here on.
     pub fn capture(&self) -> Result<()> {
         self.enter()?;
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         cu!(cuStreamBeginCapture_v2(self.stream, mode))
+    }
+    /// Ends recording and forgets what was recorded.
+    pub fn uncaptured(&self) -> Result<()> {
+        let mut graph = null_mut();
+        cu!(cuStreamEndCapture(self.stream, &mut graph))?;
+        if graph.is_null() { Ok(()) } else { cu!(cuGraphDestroy(graph)) }
     }
     /// Ends recording.
     pub fn captured(&self) -> Result<Graph> {

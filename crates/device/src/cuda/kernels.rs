@@ -4,15 +4,25 @@ use super::driver::{Context, Kernel};
 use super::image;
 use crate::error::{Error, Result};
 use checkpoint::{Block, DType, Format};
+use memory::KvFormat;
 use std::collections::HashMap;
 
 /// Formats in the order of `enum Fmt` in decode.cuh, by the names in the kernels' names.
-const FORMATS: [&str; 14] =
-    ["f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"];
+const FORMATS: [&str; 16] = [
+    "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4",
+    "affine4", "affine8",
+];
 
 /// A format's number in the kernels.
 pub fn number(fmt: &Format) -> Option<usize> {
-    let Format::Plain(t) = fmt else { return None };
+    let t = match fmt {
+        Format::Plain(t) => t,
+        // As a GPU wants it from the start: codes of neighbours, scales apart.
+        Format::Mxfp4Hf => &DType::Block(Block::Mxfp4),
+        Format::Affine { bits: 4, .. } => return FORMATS.iter().position(|f| *f == "affine4"),
+        Format::Affine { bits: 8, .. } => return FORMATS.iter().position(|f| *f == "affine8"),
+        _ => return None,
+    };
     let name = match t {
         DType::F32 => "f32",
         DType::F16 => "f16",
@@ -33,14 +43,54 @@ pub fn number(fmt: &Format) -> Option<usize> {
     FORMATS.iter().position(|f| *f == name)
 }
 
+/// Which of a matrix's planes are codes, high bits (or offsets) and scales in the kernels.
+pub fn planes(fmt: &Format) -> [Option<usize>; 3] {
+    match fmt {
+        Format::Mxfp4Hf => [Some(0), None, Some(1)],
+        Format::Affine { .. } => [Some(0), Some(2), Some(1)],
+        _ => [Some(0), Some(1), Some(2)],
+    }
+}
+
+/// `aux` of `Mat` in decode.cuh.
+pub fn aux(fmt: &Format) -> i32 {
+    match fmt {
+        Format::Affine { group, scale, .. } => {
+            let kind = number(&Format::Plain(*scale)).unwrap_or(0) as i32;
+            (*group / 32).min(0xffff) as i32 | kind << 16
+        }
+        _ => 0,
+    }
+}
+
 /// Shared memory that a GEMM of `rows` rows a block takes: two stages of tiles 64 wide in bf16.
 pub const fn gemm_shared(rows: u32) -> u32 {
     2 * (rows + 128) * 128
 }
 
-/// Shared memory of attention over heads `d` wide: queries, keys and values of 64 rows in bf16.
-pub const fn flash_shared(d: u32) -> u32 {
-    3 * 64 * d * 2
+/// Shared memory of the table that four-bit codes are looked up in.
+const TABLE: u32 = 256 * 128;
+
+/// Shared memory of attention of many rows over heads `d` wide: queries of 64 rows, keys and values of as many in
+/// bf16; of packed history half as many where heads are widest, with scales and the table behind them.
+pub const fn flash_shared(d: u32, packed: bool) -> u32 {
+    let keys = if packed && d == 256 { 32 } else { 64 };
+    let tiles = (64 + 2 * keys) * d * 2;
+    if packed { tiles + 2 * keys * 4 + TABLE } else { tiles }
+}
+
+/// Shared memory of attention of few rows: the table and eight queries, or what four warps hand over.
+pub const fn few_shared(d: u32) -> u32 {
+    let (begin, end) = (TABLE + 8 * (d + 8) * 2, 4 * (d + 2) * 8 * 4);
+    if begin > end { begin } else { end }
+}
+
+/// Widths of heads that packed history can have.
+const WIDTHS: [u32; 4] = [64, 128, 256, 512];
+
+/// A history format's part of the names of kernels.
+pub fn history(fmt: KvFormat) -> &'static str {
+    fmt.name()
 }
 
 /// Kernels by name.
@@ -55,6 +105,9 @@ fn names(unit: &str) -> Vec<String> {
     let each = |from: usize, forms: &[&str]| -> Vec<String> {
         FORMATS[from..].iter().flat_map(|f| forms.iter().map(move |form| form.replace('*', f))).collect()
     };
+    let widths = |formats: &[&str], form: &str, widths: &[u32]| -> Vec<String> {
+        formats.iter().flat_map(|f| widths.iter().map(move |d| format!("{form}_{f}_{d}"))).collect()
+    };
     match unit {
         "rows" => some(&[
             "rms_norm",
@@ -63,6 +116,8 @@ fn names(unit: &str) -> Vec<String> {
             "glu",
             "add",
             "gather_rows",
+            "likeliest_parts",
+            "likeliest_meet",
             "combine",
             "route",
             "scale",
@@ -75,10 +130,15 @@ fn names(unit: &str) -> Vec<String> {
             [some(&["quantise"]), each(0, &["linear_*_1", "linear_*_2", "linear_*_4", "linear_*_8", "embed_*"])]
                 .concat()
         }
-        "moe" => [some(&["expert_sort", "expert_sum"]), each(0, &["gate_up_*", "down_*"])].concat(),
-        "gemm" => [some(&["to_bf16"]), each(1, &["gemm_*_128", "gemm_*_32"])].concat(),
-        "flash" => some(&["flash_bf16_64", "flash_bf16_128", "flash_bf16_256"]),
-        "attention" => some(&["append", "attention_few_f32", "attention_few_bf16", "attention_meet"]),
+        "moe" => [some(&["expert_sort", "expert_order", "expert_sum"]), each(0, &["gate_up_*", "down_*"])].concat(),
+        "gemm" => [some(&["to_bf16"]), each(1, &["gemm_*_256", "gemm_*_128", "gemm_*_32"])].concat(),
+        "flash" => widths(&["bf16", "q8", "tq4"], "flash", &WIDTHS[..3]),
+        "few" => widths(&["bf16", "q8", "tq4"], "few", &WIDTHS),
+        "attention" => [
+            some(&["append", "attention_few_f32", "attention_few_bf16", "attention_meet"]),
+            widths(&["q8", "tq4"], "append", &WIDTHS),
+        ]
+        .concat(),
         _ => Vec::new(),
     }
 }
@@ -100,7 +160,8 @@ impl Kernels {
             let number = name.rsplit('_').next().and_then(|n| n.parse().ok());
             match (name.split('_').next(), number) {
                 (Some("gemm"), Some(rows)) => cx.allow_shared(*k, gemm_shared(rows))?,
-                (Some("flash"), Some(d)) => cx.allow_shared(*k, flash_shared(d))?,
+                (Some("flash"), Some(d)) => cx.allow_shared(*k, flash_shared(d, !name.contains("bf16")))?,
+                (Some("few"), Some(d)) => cx.allow_shared(*k, few_shared(d))?,
                 _ => {}
             }
         }

@@ -2,6 +2,7 @@
 
 use super::args;
 use super::driver::{Kernel, Ptr};
+use super::kernels::{aux, number, planes};
 use super::{Cuda, Result};
 use crate::error::Error;
 use crate::op;
@@ -55,30 +56,34 @@ impl Cuda {
     }
     pub(super) fn mat(&self, m: &Mat) -> Result<args::Mat> {
         let mut p = [0; 3];
-        for (p, b) in p.iter_mut().zip(&m.planes) {
-            *p = b.as_ref().map_or(Ok(0), |b| self.at(b))?;
+        for (p, i) in p.iter_mut().zip(planes(&m.fmt)) {
+            *p = i.and_then(|i| m.planes[i].as_ref()).map_or(Ok(0), |b| self.at(b))?;
         }
-        let plain = m.layout == crate::Layout::File;
-        let width = if plain { crate::op::row_bytes(m).unwrap_or(0) / m.k.max(1) as u64 } else { 16 };
+        // Codes are read sixteen bytes at a time, floats one by one.
+        let float = matches!(number(&m.fmt), Some(0..=2));
+        let width = if float { crate::op::row_bytes(m).unwrap_or(0) / m.k.max(1) as u64 } else { 16 };
         if !p[0].is_multiple_of(width.max(1)) {
             return Err(Error::BadBuf);
         }
-        Ok(args::Mat { q: p[0], h: p[1], s: p[2], n: m.n as i32, k: m.k as i32, step: m.row_step as i32, pad: 0 })
+        let (n, k, step) = (m.n as i32, m.k as i32, m.row_step as i32);
+        Ok(args::Mat { q: p[0], h: p[1], s: p[2], n, k, step, aux: aux(&m.fmt) })
     }
     pub(super) fn set(&self, s: &MatSet) -> Result<args::MatSet> {
-        let step = [s.step[0], s.step[1], s.step[2]];
+        let step = planes(&s.first.fmt).map(|i| i.map_or(0, |i| s.step[i]));
         Ok(args::MatSet { first: self.mat(&s.first)?, step, slots: s.slots as i32, pad: 0 })
     }
     pub(super) fn stream(&self, st: &op::StreamView) -> Result<args::Stream> {
         let fmt = match st.fmt {
             KvFormat::F32 => 0,
             KvFormat::Bf16 => 1,
-            _ => return Err(Error::NoKernel { op: "attention", fmt: format!("{:?} history", st.fmt) }),
+            KvFormat::Q8 => 2,
+            KvFormat::Tq4 => 3,
         };
         if st.own.is_some() || st.sink.is_some() {
             return Err(Error::NoKernel { op: "attention", fmt: "pages beside a history".into() });
         }
         let (heads, d, ring) = (st.heads as i32, st.d as i32, st.ring as i32);
-        Ok(args::Stream { p: self.at(&st.buf)?, page_bytes: st.page_bytes, fmt, heads, d, ring })
+        let layer = st.layer as i32;
+        Ok(args::Stream { p: self.at(&st.buf)?, page_bytes: st.page_bytes, fmt, heads, d, ring, layer, pad: 0 })
     }
 }

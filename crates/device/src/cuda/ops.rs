@@ -2,6 +2,7 @@
 
 use super::args;
 use super::driver::Ptr;
+use super::kernels::history;
 use super::launch::blocks;
 use super::scratch::{self, Cut, EXPERT_TILE};
 use super::{Cuda, Result};
@@ -19,20 +20,37 @@ const FEW: u32 = 8;
 /// Enqueues a checked op.
 pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
     let room = d.at(&scratch)?;
+    if let Op::Linear { out, x, w, bias, add, class } = op {
+        let bias = d.vector(bias.as_ref())?;
+        return linear(d, room, &Product { out, x, w, bias, add: *add }, *class);
+    }
+    d.flush()?;
+    let kept = enqueue(d, op, room)?;
+    d.wrote(op)?;
+    if kept.is_some() {
+        d.quantised = kept;
+    }
+    Ok(())
+}
+
+/// Enqueues any op but a linear layer. Tells whose codes it left behind.
+fn enqueue(d: &Cuda, op: &Op, room: Ptr) -> Result<Option<Quantised>> {
+    let mut kept = None;
     match op {
         Op::Embed { out, table, ids, scale } => {
             let a = args::Embed { out: d.view(out)?, ids: d.view(ids)?, table: d.mat(table)?, scale: *scale };
             d.launch(d.kernels.of("embed", "embed_*", &table.fmt)?, [out.rows, 1, 1], 256, 0, &a)
         }
         Op::RmsNorm { out, x, w, eps } => {
-            let a = args::Norm { out: d.view(out)?, x: d.view(x)?, w: d.vector(w.as_ref())?, eps: *eps };
-            let threads = x.cols.next_multiple_of(32).clamp(32, 256);
+            kept = d.keeps(out).filter(|_| out.heads == 1);
+            let to = d.codes_of(kept.as_ref());
+            let a = args::Norm { out: d.view(out)?, x: d.view(x)?, w: d.vector(w.as_ref())?, to, eps: *eps, pad: 0 };
+            // Wide rows are few at a time, and each is one block: it should be a large one.
+            let most = if x.rows * x.heads <= 64 { 1024 } else { 256 };
+            let threads = x.cols.next_multiple_of(32).clamp(32, most);
             d.launch(d.kernels.get("rms_norm")?, [x.rows * x.heads, 1, 1], threads, 0, &a)
         }
-        Op::Linear { out, x, w, bias, add, class } => {
-            let bias = d.vector(bias.as_ref())?;
-            linear(d, room, &Product { out, x, w, bias, add: *add }, *class)
-        }
+        Op::Linear { .. } => Ok(()),
         Op::Rope { x, pos, rope } => {
             let a = args::Rope {
                 x: d.view(x)?,
@@ -49,10 +67,14 @@ pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
                 ActFn::Sigmoid => 0,
                 ActFn::Silu => 1,
             };
-            d.each("gate", elements(x), &args::Gate { x: d.view(x)?, g: d.view(g)?, act })
+            kept = d.keeps(x);
+            let to = d.codes_of(kept.as_ref());
+            d.each("gate", elements(x), &args::Gate { x: d.view(x)?, g: d.view(g)?, to, act, pad: 0 })
         }
         Op::Glu { out, gate, up, glu } => {
-            let a = args::Glu { out: d.view(out)?, gate: d.view(gate)?, up: d.view(up)?, glu: kind(*glu) };
+            kept = d.keeps(out);
+            let to = d.codes_of(kept.as_ref());
+            let a = args::Glu { out: d.view(out)?, gate: d.view(gate)?, up: d.view(up)?, to, glu: kind(*glu), pad: 0 };
             d.each("glu", elements(out), &a)
         }
         Op::Zero { x } => d.each("zero", elements(x), &args::Zero { x: d.view(x)? }),
@@ -64,7 +86,13 @@ pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
         Op::Add { x, y } => d.each("add", elements(x), &args::Add { x: d.view(x)?, y: d.view(y)? }),
         Op::Append { st, rows, k, v } => {
             let a = args::Append { st: d.stream(st)?, rows: d.rows(rows)?, k: d.view(k)?, v: d.view(v)? };
-            d.launch(d.kernels.get("append")?, [rows.n * st.heads, 1, 1], 128, 0, &a)
+            if st.fmt.rotated() {
+                // A warp for each of key and value.
+                let kernel = d.kernels.get(&format!("append_{}_{}", history(st.fmt), st.d))?;
+                d.launch(kernel, [rows.n * st.heads, 1, 1], 64, 0, &a)
+            } else {
+                d.launch(d.kernels.get("append")?, [rows.n * st.heads, 1, 1], 128, 0, &a)
+            }
         }
         Op::Attention { out, q, st, rows, scale, window, since, sinks } => {
             let sinks = d.vector(sinks.as_ref())?;
@@ -87,7 +115,9 @@ pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
                 conv_elems: st.conv_elems as i32,
                 slots: st.slots as i32,
             };
-            d.launch(d.kernels.get("conv_silu")?, [blocks(x.cols as u64, 128), rows.seqs, 1], 128, 0, &a)
+            // Each block walks at most 32 rows of a sequence.
+            let grid = [blocks(x.cols as u64, 128), rows.seqs, rows.n.div_ceil(32)];
+            d.launch(d.kernels.get("conv_silu")?, grid, 128, 0, &a)
         }
         Op::Shift { out, x, st, rows } => {
             let a = args::Shift {
@@ -134,7 +164,15 @@ pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
             let a = args::Gather { out: d.view(out)?, x: d.view(x)?, rows: d.view(rows)? };
             d.launch(d.kernels.get("gather_rows")?, [out.rows, 1, 1], 256, 0, &a)
         }
-    }
+        Op::Likeliest { out, x } => {
+            let parts = scratch::likeliest_parts(x);
+            let (k, n) = (out.cols as i32 / 2, parts as i32);
+            let a = args::Likeliest { out: d.view(out)?, x: d.view(x)?, keys: room, k, parts: n };
+            d.launch(d.kernels.get("likeliest_parts")?, [parts, x.rows, 1], 512, 0, &a)?;
+            d.launch(d.kernels.get("likeliest_meet")?, [x.rows, 1, 1], 512, 0, &a)
+        }
+    }?;
+    Ok(kept)
 }
 
 fn kind(glu: Glu) -> args::GluKind {
@@ -158,36 +196,192 @@ struct Product<'a> {
     add: bool,
 }
 
-fn linear(d: &Cuda, room: Ptr, p: &Product, class: RowClass) -> Result<()> {
+fn linear(d: &mut Cuda, room: Ptr, p: &Product, class: RowClass) -> Result<()> {
+    if class == RowClass::Few && scratch::is_block(p.w) {
+        return by_codes(d, room, p);
+    }
+    d.flush()?;
     if scratch::on_tensor_cores(p.w, class) {
-        return many_linear(d, room, p);
+        many_linear(d, room, p)?;
+    } else {
+        let (out, x, w) = (d.view(p.out)?, d.view(p.x)?, d.mat(p.w)?);
+        let q = args::Fifteen::default();
+        let a = args::Linear { out, x, q, w, bias: p.bias, add: p.add as i32, pad: 0 };
+        let rows = p.x.rows.clamp(1, FEW).next_power_of_two();
+        let kernel = d.kernels.of("linear", &format!("linear_*_{rows}"), &p.w.fmt)?;
+        d.launch(kernel, [blocks(p.w.n as u64, OUTPUTS), p.x.rows.div_ceil(rows), 1], 128, 0, &a)?;
     }
-    let mut a = args::Linear {
-        out: d.view(p.out)?,
-        x: d.view(p.x)?,
-        q: args::Fifteen { hi: 0, lo: 0, meta: 0 },
-        w: d.mat(p.w)?,
-        bias: p.bias,
-        add: p.add as i32,
-        pad: 0,
-    };
-    if scratch::is_block(p.w) {
-        let at = scratch::fifteen(&mut Cut::default(), p.x.rows as u64, p.w.k);
-        a.q = quantise(d, room, at, p.x)?;
+    d.wrote_view(p.out)
+}
+
+/// Outputs of a block of the kernels for few rows: two a warp, four warps.
+const OUTPUTS: u64 = 8;
+
+/// A product of few rows with block weights: it waits for others that meet the same rows.
+fn by_codes(d: &mut Cuda, room: Ptr, p: &Product) -> Result<()> {
+    let one = args::One { out: d.view(p.out)?, w: d.mat(p.w)?, bias: p.bias, add: p.add as i32, first: 0 };
+    let x = Quantised::of(d, p.x)?;
+    let joins = d.pending.iter().all(|w| w.x == x && w.fmt == p.w.fmt && !w.out.meets(&Span::of(d, p.out)));
+    if !joins || d.pending.len() == args::SET {
+        d.flush()?;
     }
-    // Weights of two outputs a warp, four warps a block.
-    let grid = |each: u32| [blocks(p.w.n as u64, 8), p.x.rows.div_ceil(each), 1];
-    let rows = p.x.rows.clamp(1, FEW).next_power_of_two();
-    let kernel = d.kernels.of("linear", &format!("linear_*_{rows}"), &p.w.fmt)?;
-    d.launch(kernel, grid(rows), 128, 0, &a)
+    let out = Span::of(d, p.out);
+    if d.quantised != Some(x) {
+        d.flush()?;
+        if d.room_for(&x) {
+            let to = d.codes_of(Some(&x));
+            quantise_to(d, to, p.x)?;
+            d.quantised = Some(x);
+        } else {
+            let to = quantise(d, room, scratch::fifteen(&mut Cut::default(), p.x.rows as u64, p.w.k), p.x)?;
+            d.quantised = None;
+            d.pending.push(Waiting { x, q: to, fmt: p.w.fmt, one, out });
+            d.flush()?;
+            return d.wrote_view(p.out);
+        }
+    }
+    let q = d.codes_of(Some(&x));
+    d.pending.push(Waiting { x, q, fmt: p.w.fmt, one, out });
+    // Who writes over its own rows is waited for by nobody.
+    if x.span.meets(&out) {
+        d.flush()?;
+        d.quantised = None;
+    }
+    Ok(())
+}
+
+/// Bytes of the arena that a view lies in.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Span {
+    from: Ptr,
+    to: Ptr,
+}
+
+impl Span {
+    fn of(d: &Cuda, v: &View) -> Self {
+        let from = d.at(&v.buf).unwrap_or(0);
+        Span { from, to: from + v.extent() * v.ty.bytes() }
+    }
+    fn meets(&self, other: &Span) -> bool {
+        self.from < other.to && other.from < self.to
+    }
+}
+
+/// Rows whose codes the backend keeps until somebody writes to them.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Quantised {
+    span: Span,
+    rows: u32,
+    cols: u32,
+    stride: u32,
+}
+
+impl Quantised {
+    /// Rows of whole groups, heads one behind the other.
+    fn of(d: &Cuda, v: &View) -> Result<Self> {
+        Ok(Quantised { span: Span::of(d, v), rows: v.rows, cols: v.heads * v.cols, stride: v.stride[0] })
+    }
+}
+
+/// A product that was asked for and not enqueued yet.
+pub struct Waiting {
+    x: Quantised,
+    q: args::Fifteen,
+    fmt: checkpoint::Format,
+    one: args::One,
+    out: Span,
+}
+
+impl Cuda {
+    /// Bytes for codes of rows that are kept.
+    pub(super) const CODES: u64 = 4 << 20;
+
+    fn room_for(&self, x: &Quantised) -> bool {
+        let mut cut = Cut::default();
+        scratch::fifteen(&mut cut, x.rows as u64, x.cols);
+        cut.total() <= Self::CODES
+    }
+    /// Whether an op that writes `v` shall leave its codes too: few rows in whole groups that somebody will multiply.
+    fn keeps(&self, v: &View) -> Option<Quantised> {
+        let whole = v.cols.is_multiple_of(32) && (v.heads == 1 || v.stride[1] == v.cols);
+        let x = Quantised::of(self, v).ok().filter(|_| self.class == Some(RowClass::Few) && whole)?;
+        self.room_for(&x).then_some(x)
+    }
+    fn codes_of(&self, x: Option<&Quantised>) -> args::Fifteen {
+        let Some(x) = x else { return args::Fifteen::default() };
+        let [hi, lo, meta] = scratch::fifteen(&mut Cut::default(), x.rows as u64, x.cols).map(|at| self.codes + at);
+        args::Fifteen { hi, lo, meta }
+    }
+    /// Enqueues the products that wait, as one grid.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        let Some(w) = self.pending.first() else { return Ok(()) };
+        let (mut first, mut m) = (0u32, [w.one; args::SET]);
+        for (to, w) in m.iter_mut().zip(&self.pending) {
+            *to = args::One { first: first as i32, ..w.one };
+            first += blocks(w.one.w.n as u64, OUTPUTS);
+        }
+        let (fmt, n) = (w.fmt, w.x.rows);
+        let a = args::Set { q: w.q, m, rows: n as i32, count: self.pending.len() as i32 };
+        let rows = n.clamp(1, FEW).next_power_of_two();
+        let kernel = self.kernels.of("linear", &format!("linear_*_{rows}"), &fmt)?;
+        self.launch(kernel, [first, n.div_ceil(rows), 1], 128, 0, &a)?;
+        let written: Vec<Span> = self.pending.drain(..).map(|w| w.out).collect();
+        written.iter().for_each(|s| self.forget(s));
+        Ok(())
+    }
+    /// Codes of rows that were written to are worth nothing.
+    fn forget(&mut self, s: &Span) {
+        if self.quantised.is_some_and(|q| q.span.meets(s)) {
+            self.quantised = None;
+        }
+    }
+    fn wrote_view(&mut self, v: &View) -> Result<()> {
+        self.forget(&Span::of(self, v));
+        Ok(())
+    }
+    fn wrote(&mut self, op: &Op) -> Result<()> {
+        match op {
+            Op::Linear { out, .. }
+            | Op::Embed { out, .. }
+            | Op::RmsNorm { out, .. }
+            | Op::Glu { out, .. }
+            | Op::Attention { out, .. }
+            | Op::ConvSilu { out, .. }
+            | Op::Shift { out, .. }
+            | Op::GatedDelta { out, .. }
+            | Op::Combine { out, .. }
+            | Op::GatherRows { out, .. }
+            | Op::Likeliest { out, .. } => self.wrote_view(out),
+            Op::Rope { x, .. }
+            | Op::Gate { x, .. }
+            | Op::Zero { x }
+            | Op::Scale { x, .. }
+            | Op::Softcap { x, .. }
+            | Op::Add { x, .. } => self.wrote_view(x),
+            Op::Route { out, .. } => {
+                self.wrote_view(&out.ids)?;
+                self.wrote_view(&out.w)
+            }
+            Op::ExpertGroup { dst, mid, .. } => {
+                let (Acc::Parts(dst) | Acc::Sum(dst)) = dst;
+                self.wrote_view(dst)?;
+                self.wrote_view(mid)
+            }
+            Op::Append { .. } => Ok(()),
+        }
+    }
 }
 
 /// Fifteen-bit codes of rows, at these offsets of the scratch.
 fn quantise(d: &Cuda, room: Ptr, at: [u64; 3], x: &View) -> Result<args::Fifteen> {
     let to = args::Fifteen { hi: room + at[0], lo: room + at[1], meta: room + at[2] };
-    let groups = x.rows as u64 * (x.cols / 32) as u64;
-    d.launch(d.kernels.get("quantise")?, [blocks(groups, 8), 1, 1], 256, 0, &args::Quant { x: d.view(x)?, to })?;
+    quantise_to(d, to, x)?;
     Ok(to)
+}
+
+fn quantise_to(d: &Cuda, to: args::Fifteen, x: &View) -> Result<()> {
+    let groups = x.rows as u64 * (x.cols / 32) as u64;
+    d.launch(d.kernels.get("quantise")?, [blocks(groups, 8), 1, 1], 256, 0, &args::Quant { x: d.view(x)?, to })
 }
 
 /// Rows in bf16 at an address.
@@ -212,8 +406,12 @@ fn many_linear(d: &Cuda, room: Ptr, p: &Product) -> Result<()> {
         add: p.add as i32,
         from_div: 1,
     };
-    // Tiles of 32 rows where a hundred and twenty-eight would be mostly empty; an element's arithmetic is the same.
-    let tile = if p.x.rows <= 64 { 32 } else { 128 };
+    // Fewer rows a tile where more would be mostly empty; an element's arithmetic is the same.
+    let tile = match p.x.rows {
+        ..=64 => 32,
+        65..=192 => 128,
+        _ => 256,
+    };
     let kernel = d.kernels.of("linear", &format!("gemm_*_{tile}"), &p.w.fmt)?;
     let grid = [blocks(p.w.n as u64, 128), p.x.rows.div_ceil(tile), 1];
     d.launch(kernel, grid, 256, super::kernels::gemm_shared(tile), &a)
@@ -253,8 +451,14 @@ fn attention(
         pad: 0,
     };
     if scratch::flashes(st, rows) {
-        let kernel = d.kernels.get(&format!("flash_bf16_{}", st.d))?;
-        return d.launch(kernel, [q.heads, rows.n.div_ceil(64), 1], 128, super::kernels::flash_shared(st.d), &a);
+        let kernel = d.kernels.get(&format!("flash_{}_{}", history(st.fmt), st.d))?;
+        let shared = super::kernels::flash_shared(st.d, st.fmt.rotated());
+        return d.launch(kernel, [q.heads, rows.n.div_ceil(64), 1], 128, shared, &a);
+    }
+    if scratch::on_tensor_cores_by_row(st) {
+        let kernel = d.kernels.get(&format!("few_{}_{}", history(st.fmt), st.d))?;
+        d.launch(kernel, [parts, st.heads, rows.n], 256, super::kernels::few_shared(st.d), &a)?;
+        return d.launch(d.kernels.get("attention_meet")?, [rows.n * q.heads, 1, 1], 128, 0, &a);
     }
     let (name, heads) = if st.fmt == KvFormat::F32 { ("attention_few_f32", 4) } else { ("attention_few_bf16", 8) };
     let shared = heads * (st.d + 64 + 3) * 4;
@@ -263,10 +467,10 @@ fn attention(
 }
 
 fn gated_delta(d: &Cuda, x: [&View; 4], v: [Ptr; 2], g: &GdnShape, st: &RecView, rows: &Rows) -> Result<()> {
-    let name = match g.d_k {
-        ..=32 => "delta_32",
-        33..=128 => "delta_128",
-        129..=256 => "delta_256",
+    let (name, width) = match g.d_k {
+        ..=32 => ("delta_32", 32),
+        33..=128 => ("delta_128", 128),
+        129..=256 => ("delta_256", 256),
         _ => {
             return Err(Error::Shape {
                 op: "gated_delta",
@@ -292,7 +496,8 @@ fn gated_delta(d: &Cuda, x: [&View; 4], v: [Ptr; 2], g: &GdnShape, st: &RecView,
         slots: st.slots as i32,
     };
     let grid = [g.n_v, g.d_v.div_ceil(32), rows.seqs];
-    d.launch(d.kernels.get(name)?, grid, 128, (2 * g.d_k + 256) * 4, &a)
+    // Queries, keys, values and two numbers of sixteen rows.
+    d.launch(d.kernels.get(name)?, grid, 128, 16 * (2 * width + 32 + 2) * 4, &a)
 }
 
 /// Operands of an expert group.
@@ -338,12 +543,20 @@ fn experts(d: &Cuda, room: Ptr, g: &Group) -> Result<()> {
             c: g.chosen,
             order: room + at.order,
             count: room + at.count,
+            start: room + at.start,
             tiles: room + at.tiles,
             n: g.h.rows as i32,
             tile: EXPERT_TILE as i32,
         };
-        d.launch(d.kernels.get("expert_sort")?, [1, 1, 1], 1024, scratch::expert_count(g.e) * 4, &a)?;
+        let experts = scratch::expert_count(g.e);
+        d.launch(d.kernels.get("expert_sort")?, [1, 1, 1], 1024, experts * 4, &a)?;
+        d.launch(d.kernels.get("expert_order")?, [experts, 1, 1], 256, 0, &a)?;
     }
+    // Few rows meet codes of what the first half of a group makes, which it leaves itself.
+    let by_codes = scratch::is_block(&g.e.down.first) && !scratch::on_tensor_cores(&g.e.down.first, g.class);
+    let made = args::Fifteen { hi: room + at.mid[0], lo: room + at.mid[1], meta: room + at.mid[2] };
+    let leaves = by_codes && !scratch::on_tensor_cores(&g.e.gate.first, g.class) && g.mid.cols.is_multiple_of(32);
+    let codes = if leaves { made } else { args::Fifteen::default() };
     let tiles = Tiles { room, at: &at, entries, count: scratch::max_tiles(entries as u64, g.e) as u32 };
     if g.part != Part::Down {
         if scratch::on_tensor_cores(&g.e.gate.first, g.class) {
@@ -355,17 +568,20 @@ fn experts(d: &Cuda, room: Ptr, g: &Group) -> Result<()> {
             tiles.product(d, &g.e.gate, h, k, d.view(g.mid)?, gate_bias?)?;
             tiles.product(d, &g.e.up, h, k, up, up_bias?)?;
             let mid = d.view(g.mid)?;
-            d.each("glu", elements(g.mid), &args::Glu { out: mid, gate: mid, up, glu: kind(g.e.glu) })?;
+            d.each("glu", elements(g.mid), &args::Glu { out: mid, gate: mid, up, to: args::Fifteen::default(), glu: kind(g.e.glu), pad: 0 })?;
         } else {
+            let h = Quantised::of(d, g.h)?;
             let q = match scratch::is_block(&g.e.gate.first) {
+                true if d.quantised == Some(h) => d.codes_of(Some(&h)),
                 true => quantise(d, room, at.h, g.h)?,
-                false => args::Fifteen { hi: 0, lo: 0, meta: 0 },
+                false => args::Fifteen::default(),
             };
             let (mid, h, gate, up) = (d.view(g.mid)?, d.view(g.h)?, d.set(&g.e.gate)?, d.set(&g.e.up)?);
             let (gate_bias, up_bias) = (d.vector(g.e.bias.gate.as_ref())?, d.vector(g.e.bias.up.as_ref())?);
-            let a = args::GateUp { mid, h, q, gate, up, c: g.chosen, gate_bias, up_bias, glu: kind(g.e.glu), pad: 0 };
+            let glu = kind(g.e.glu);
+            let a = args::GateUp { mid, h, q, to: codes, gate, up, c: g.chosen, gate_bias, up_bias, glu, pad: 0 };
             let kernel = d.kernels.of("expert_group", "gate_up_*", &g.e.gate.first.fmt)?;
-            d.launch(kernel, [g.mid.cols.div_ceil(4), entries, 1], 128, 0, &a)?;
+            d.launch(kernel, [g.mid.cols.div_ceil(32), entries, 1], 256, 0, &a)?;
         }
     }
     if g.part == Part::GateUp {
@@ -382,13 +598,17 @@ fn experts(d: &Cuda, room: Ptr, g: &Group) -> Result<()> {
         let flat = Cuda::dense(room + at.parts, entries as u64, 1, g.h.cols);
         tiles.product(d, &g.e.down, mid, 1, flat, bias)?;
     } else {
-        let q = match scratch::is_block(&g.e.down.first) {
+        let q = match by_codes {
+            true if leaves && g.part == Part::Both => made,
             true => quantise(d, room, at.mid, g.mid)?,
-            false => args::Fifteen { hi: 0, lo: 0, meta: 0 },
+            false => args::Fifteen::default(),
         };
         let a = args::Down { parts, mid: d.view(g.mid)?, q, down: d.set(&g.e.down)?, c: g.chosen, bias };
         let kernel = d.kernels.of("expert_group", "down_*", &g.e.down.first.fmt)?;
-        d.launch(kernel, [g.h.cols.div_ceil(4), entries, 1], 128, 0, &a)?;
+        // Eight warps, each with as many outputs as narrow rows leave lanes for.
+        let groups = (g.mid.cols / 32).clamp(1, 32).next_power_of_two();
+        let each = if by_codes { 8 * (32 / groups) } else { 8 };
+        d.launch(kernel, [g.h.cols.div_ceil(each), entries, 1], 256, 0, &a)?;
     }
     if g.class == RowClass::Many {
         let a = args::Sum { sum: d.view(dst)?, parts, c: g.chosen };

@@ -6,8 +6,8 @@ use crate::op::{Op, RowClass, Rows, StreamView};
 use crate::view::{ExpertMats, Mat, View};
 use memory::{KvFormat, PAGE_POSITIONS};
 
-/// Most partitions of a row's history.
-const PARTS: u32 = 32;
+/// Most partitions of a row's history, as pages.cuh has it.
+const PARTS: u32 = 64;
 /// Rows of a tile of the experts' products.
 pub const EXPERT_TILE: u64 = 32;
 
@@ -60,6 +60,7 @@ pub struct ExpertRoom {
     pub parts: u64,
     pub order: u64,
     pub count: u64,
+    pub start: u64,
     pub tiles: u64,
 }
 
@@ -82,6 +83,7 @@ pub fn experts(cut: &mut Cut, e: &ExpertMats, h: &View, mid: &View, k: u32, clas
         room.parts = cut.take(entries * h.cols as u64 * 4);
         room.order = cut.take(entries * 4);
         room.count = cut.take(4);
+        room.start = cut.take((expert_count(e) as u64 + 1) * 4);
         room.tiles = cut.take(max_tiles(entries, e) * 16);
     }
     room
@@ -97,9 +99,14 @@ pub fn expert_count(e: &ExpertMats) -> u32 {
     e.slot_of.map_or(e.gate.slots, |b| (b.bytes() / 4) as u32)
 }
 
-/// Whether attention goes through tensor cores, with its scores in registers and no scratch.
+/// Whether attention of many rows goes through tensor cores, with its scores in registers and no scratch.
 pub fn flashes(st: &StreamView, rows: &Rows) -> bool {
-    rows.class == RowClass::Many && st.fmt == KvFormat::Bf16 && matches!(st.d, 64 | 128 | 256)
+    rows.class == RowClass::Many && st.fmt != KvFormat::F32 && matches!(st.d, 64 | 128 | 256)
+}
+
+/// Whether attention of a row at a time goes through tensor cores.
+pub fn on_tensor_cores_by_row(st: &StreamView) -> bool {
+    st.fmt != KvFormat::F32 && matches!(st.d, 64 | 128 | 256 | 512)
 }
 
 /// Partitions of a row that there is room for.
@@ -108,6 +115,11 @@ pub fn room(st: &StreamView, rows: &Rows) -> u32 {
         RowClass::Many => 1,
         RowClass::Few => if st.ring > 0 { st.ring } else { rows.page_table.cols }.clamp(1, PARTS),
     }
+}
+
+/// Blocks that look for the likeliest ids of a row, 4,096 logits each.
+pub fn likeliest_parts(x: &View) -> u32 {
+    x.cols.div_ceil(4096)
 }
 
 /// Bytes of scratch for an op.
@@ -126,6 +138,9 @@ pub fn bytes(op: &Op, _: &Caps) -> u64 {
         }
         Op::Attention { q, st, rows, .. } if !flashes(st, rows) => {
             cut.take(rows.n as u64 * q.heads as u64 * room(st, rows) as u64 * (st.d as u64 + 2) * 4);
+        }
+        Op::Likeliest { out, x } => {
+            cut.take(x.rows as u64 * likeliest_parts(x) as u64 * (out.cols as u64 / 2) * 8);
         }
         _ => {}
     }

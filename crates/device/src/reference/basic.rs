@@ -142,3 +142,15 @@ pub fn gather_rows(mem: &HostMemory, out: &View, x: &View, rows: &View) -> Resul
     }
     put(mem, out, &all)
 }
+
+pub fn likeliest(mem: &HostMemory, out: &View, x: &View) -> Result<()> {
+    let (v, k) = (floats(mem, x)?, out.cols as usize / 2);
+    let mut all = Vec::new();
+    for row in v.chunks_exact(x.cols as usize) {
+        let best = crate::op::likeliest(row, k);
+        let id = |i: usize| best.get(i).map_or(-1, |b| b.0 as i32);
+        let logit = |i: usize| best.get(i).map_or(0, |b| b.1.to_bits() as i32);
+        all.extend((0..k).map(id).chain((0..k).map(logit)).map(|i| f32::from_bits(i as u32)));
+    }
+    put(mem, out, &all)
+}

@@ -54,6 +54,7 @@ impl Kernels for ReferenceKernels {
             Op::Scale { x, by } => basic::scale(mem, x, by),
             Op::Softcap { x, cap } => basic::softcap(mem, x, *cap),
             Op::GatherRows { out, x, rows } => basic::gather_rows(mem, out, x, rows),
+            Op::Likeliest { out, x } => basic::likeliest(mem, out, x),
             Op::Append { st, rows, k, v } => attention::append(mem, st, rows, k, v),
             Op::Attention { out, q, st, rows, scale, window, since, sinks } => {
                 attention::attention(mem, out, q, st, rows, *scale, (*window, *since), sinks.as_ref())

@@ -191,6 +191,31 @@ pub fn gather_rows() -> Vec<Case> {
     [(1, 1, 64), (9, 5, 37), (70, 90, 576), (3, 4, 1)].into_iter().enumerate().map(each).collect()
 }
 
+pub fn likeliest() -> Vec<Case> {
+    let each = |(i, (n, vocab, k)): (usize, (u32, u32, u32))| {
+        Case::new(format!("likeliest {k} of {n} x {vocab}"), move |w| {
+            let mut r = Random::new(i as u64);
+            let s = dense(n, 1, vocab).gaps(i % 2 == 0);
+            let mut x = r.floats(s.len(), 4.0);
+            // Ties, what is no number, and rows with fewer numbers than are asked for.
+            let few = x.len().min(3 * vocab as usize);
+            for (j, x) in x.iter_mut().take(few).enumerate() {
+                match j % 7 {
+                    0 => *x = 2.0,
+                    3 => *x = f32::NEG_INFINITY,
+                    5 if i % 2 == 1 => *x = f32::NAN,
+                    _ if i == 3 => *x = f32::NEG_INFINITY,
+                    _ => {}
+                }
+            }
+            let x = w.input("x", s, &x);
+            Op::Likeliest { out: w.output_ints("out", dense(n, 1, 2 * k).gaps(i % 3 == 0)), x }
+        })
+    };
+    let shapes = [(1, 100, 1), (3, 9000, 40), (2, 300_000, 64), (4, 50, 16), (1, 4096, 64), (5, 4097, 7)];
+    shapes.into_iter().enumerate().map(each).collect()
+}
+
 pub fn route() -> Vec<Case> {
     let mut all = Vec::new();
     for (i, (n, experts, k)) in

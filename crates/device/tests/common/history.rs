@@ -49,7 +49,7 @@ pub fn attention_of(class: RowClass, fmt: KvFormat, (heads, kv, d): (u32, u32, u
 }
 
 /// Keys and values are drawn evenly up to this.
-const VALUES: f32 = 1.5;
+pub const VALUES: f32 = 1.5;
 
 impl Attention {
     fn view(&self, buf: Buf) -> StreamView {

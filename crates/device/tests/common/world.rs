@@ -153,7 +153,7 @@ impl Outcome {
             match grade {
                 Grade::Exact => same(name, want, got)?,
                 Grade::Close(tolerance) => close(name, &floats(want), &floats(got), other.unwrap_or(*tolerance))?,
-                Grade::Within(most) => within(name, &floats(want), &floats(got), *most)?,
+                Grade::Within(most) => within(name, &floats(want), &floats(got), other.unwrap_or(*most))?,
             }
         }
         Ok(())

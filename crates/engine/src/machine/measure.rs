@@ -120,8 +120,23 @@ pub fn groups() -> Vec<Group> {
     cgroup::limited(&of("/proc/self/cgroup"), &of("/proc/self/mountinfo"), &read)
 }
 
-/// Names of NVIDIA GPUs by what the driver lists, else by their device files; nothing is asked of them.
+/// NVIDIA GPUs: what the driver says of them; where it cannot be asked, what the system lists, else their device files.
 fn gpus() -> Vec<String> {
+    if let Ok(cards) = device::cuda::cards() {
+        let one = |c: &device::cuda::Card| {
+            let driver = format!("{}.{}", c.driver / 1000, c.driver % 1000 / 10);
+            let gib = c.memory as f64 / (1u64 << 30) as f64;
+            format!(
+                "cuda:{} {}, compute {}.{}, {} multiprocessors, {gib:.1} GiB, driver for CUDA {driver}",
+                c.ordinal,
+                c.name,
+                c.capability / 10,
+                c.capability % 10,
+                c.processors
+            )
+        };
+        return cards.iter().map(one).collect();
+    }
     let list = |dir: &str| std::fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path());
     let listed = list("/proc/driver/nvidia/gpus").filter_map(|p| {
         let text = std::fs::read_to_string(p.join("information")).ok()?;

@@ -25,7 +25,7 @@ pub struct MachineProfile {
     pub cpu: CpuFacts,
     /// Memory.
     pub memory: MemoryFacts,
-    /// GPUs that are there; nothing else was asked of them.
+    /// GPUs that are there; they are not measured.
     pub gpus: Vec<String>,
     /// Reading memory.
     pub ram_read: Vec<RamRate>,

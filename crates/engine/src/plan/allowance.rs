@@ -48,15 +48,16 @@ impl Allowance {
         Allowance { program: PROGRAM, threads: THREAD * caps.threads as u64, text: text(ck.meta()), mapped, more: 0 }
     }
     /// With what follows from the plan: copies of logits, the sampler's lists, and the system's tables of all pages.
-    pub(super) fn bytes(&self, p: &Plan, vocab: u32, logit_rows: u32) -> u64 {
+    /// `on_host` bytes are reserved in the host's memory.
+    pub(super) fn bytes(&self, p: &Plan, on_host: u64, vocab: u32, logit_rows: u32) -> u64 {
         let histories = if p.beside.is_empty() { 1 } else { 2 };
         let rows = logit_rows.max(p.few) as u64 * histories;
         let logits = (LOGIT * rows + SAMPLER * p.parallel as u64).saturating_mul(vocab as u64);
-        let tables = p.reserved_bytes() / TABLE_ENTRIES;
+        let tables = on_host / TABLE_ENTRIES;
         let parts = [self.program, self.threads, self.text, self.mapped, self.more, logits, tables];
         // The total is whole pages, as every limit of the system is.
-        let total = parts.into_iter().fold(p.reserved_bytes(), u64::saturating_add);
-        total.checked_next_multiple_of(4096).unwrap_or(u64::MAX) - p.reserved_bytes()
+        let total = parts.into_iter().fold(on_host, u64::saturating_add);
+        total.checked_next_multiple_of(4096).unwrap_or(u64::MAX) - on_host
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is asked of a plan, and why it may be refused.
 
-use memory::{KvSpec, Plan};
+use memory::{KvSpec, Plan, Tier};
 use std::fmt::Write as _;
 
 /// How many positions a sequence shall have.
@@ -34,6 +34,8 @@ pub struct Ask {
     pub logit_rows: u32,
     /// Most bytes that the process may hold.
     pub guard: u64,
+    /// Most bytes of a device's own memory; `None`: what is free there.
+    pub device_guard: Option<u64>,
     /// Most tokens that the model's predictor drafts ahead, where it has one; 0 leaves the predictor where it is.
     pub draft: u32,
 }
@@ -49,6 +51,7 @@ impl Default for Ask {
             beside: None,
             logit_rows: 1,
             guard: u64::MAX,
+            device_guard: None,
             draft: 0,
         }
     }
@@ -113,8 +116,10 @@ pub enum Refusal {
         d: u32,
     },
     /// It does not fit.
-    #[error("{}", too_large(.context, .parts, .guard, .smaller, .formats, .parallel))]
+    #[error("{}", too_large(.tier, .context, .parts, .guard, .smaller, .formats, .parallel))]
     TooLarge {
+        /// The memory that is too small.
+        tier: Tier,
         /// Positions that do not fit; the fewest possible where none were asked for.
         context: u32,
         /// What they need.
@@ -128,9 +133,22 @@ pub enum Refusal {
         /// The most sequences at a time that would fit, all else as asked.
         parallel: Option<u32>,
     },
+    /// The model fits on the device, and the process does not fit in the host's memory.
+    #[error(
+        "the process needs {} of the host's memory beside the device's and {} may be used; what would help: --memory {} or \
+         more, where there is as much",
+        mib(*.needed), mib_below(*.guard), mib(*.needed).replace(' ', "")
+    )]
+    HostTooSmall {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes there are.
+        guard: u64,
+    },
 }
 
 fn too_large(
+    tier: &Tier,
     context: &u32,
     p: &Parts,
     guard: &u64,
@@ -139,14 +157,16 @@ fn too_large(
     parallel: &Option<u32>,
 ) -> String {
     let mut said = format!(
-        "{context} positions need {} of memory and {} may be used (weights {}, history {}, states {}, workspace {}, \
-         the process itself {}); what would help: ",
+        "{context} positions need {} of {} and {} may be used (weights {}, history {}, states {}, workspace {}, \
+         {} {}); what would help: ",
         mib(p.total()),
+        if *tier == Tier::Host { "memory".into() } else { tier.to_string() },
         mib_below(*guard),
         mib(p.weights),
         mib(p.history),
         mib(p.states),
         mib(p.workspace),
+        if *tier == Tier::Host { "the process itself" } else { "the driver" },
         mib(p.allowance)
     );
     let mut ways = Vec::new();
@@ -159,7 +179,11 @@ fn too_large(
     if p.weights.saturating_add(p.allowance) > *guard {
         ways.push("a smaller model or quantisation".into());
     }
-    ways.push(format!("--memory {} or more, where there is as much", mib(p.total()).replace(' ', "")));
+    let flag = if *tier == Tier::Host { "--memory" } else { "--device-memory" };
+    ways.push(format!("{flag} {} or more, where there is as much", mib(p.total()).replace(' ', "")));
+    if *tier != Tier::Host {
+        ways.push("--device cpu".into());
+    }
     // Writing to a string cannot fail.
     let _ = write!(said, "{}", ways.join("; "));
     said

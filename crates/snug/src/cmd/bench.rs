@@ -11,7 +11,7 @@ use device::{Profile, Region};
 use engine::open::Opened;
 use engine::plan::{decode_weight_bytes, history_bytes};
 use engine::{Context, Executor, Model, SeqId, Wanted, machine};
-use memory::KvSpec;
+use memory::{KvSpec, Tier};
 use serde::Serialize;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -25,8 +25,12 @@ pub fn run(a: &BenchArgs, verbose: bool) -> anyhow::Result<Ended> {
     how.profile = a.profile.then(Profile::default);
     let opened = Opened::open(resolve::source(a.model.as_deref())?)?;
     how.ask.context = context(a, opened.family.spec().context)?;
+    how.ask.parallel = how.ask.parallel.max(a.batch);
     let weight_bytes = decode_weight_bytes(opened.family.as_ref(), &opened.bounds);
     let mut model = place(opened, &how, verbose)?;
+    if a.eager {
+        model.exec.set_graphs(false);
+    }
     let times = measure(&mut model.exec, a, how.profile.as_ref())?;
     if verbose {
         say_memory(&model.exec.usage());
@@ -61,6 +65,26 @@ struct Times {
     prefill: Vec<Duration>,
     decode: Vec<Duration>,
     workspace: Workspace,
+    /// Of the likeliest ids of all steps.
+    digest: Digest,
+}
+
+/// A number that is the same for the same ids in the same order (FNV-1a).
+#[derive(Copy, Clone, PartialEq)]
+struct Digest(u64);
+
+impl Default for Digest {
+    fn default() -> Self {
+        Digest(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Digest {
+    fn take(&mut self, id: u32) {
+        for b in id.to_le_bytes() {
+            self.0 = (self.0 ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
 }
 
 /// Bytes of the step's arena: what the plan says, and the most that was in use.
@@ -79,12 +103,23 @@ fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> any
     times.workspace.planned = exec.plan().workspace.step;
     for round in 0..=a.repeat {
         bar.at(round as u64, a.repeat as u64 + 1);
-        let prefill = behind(exec, a.depth, |exec, seq| {
-            exec.prefill(seq, &prompt, Wanted::Last, &AtomicBool::new(false), &mut |_| {}).map(drop)
+        let prefill = behind(exec, a.depth, 1, |exec, seqs| {
+            exec.prefill(seqs[0], &prompt, Wanted::Last, &AtomicBool::new(false), &mut |_| {}).map(drop)
         })?;
         times.workspace.prefill = most_used(exec);
-        let decode =
-            behind(exec, a.depth, |exec, seq| answer.iter().try_for_each(|&id| exec.decode(&[(seq, id)]).map(drop)))?;
+        let mut digest = Digest::default();
+        let decode = behind(exec, a.depth, a.batch, |exec, seqs| {
+            let mut rows: Vec<(SeqId, u32)> = seqs.iter().map(|&s| (s, 0)).collect();
+            for &id in &answer {
+                // Each sequence goes its own way through the vocabulary.
+                (0..).zip(&mut rows).for_each(|(i, row)| row.1 = (id + i * 7919) % vocab);
+                for best in exec.decode_likeliest(&rows, 1)? {
+                    digest.take(best.first().ok_or(engine::Error::BadLogits)?.0);
+                }
+            }
+            Ok(())
+        })?;
+        times.digest = digest;
         times.workspace.decode = most_used(exec);
         if round > 0 {
             times.prefill.push(prefill);
@@ -104,18 +139,23 @@ fn most_used(exec: &mut Executor) -> u64 {
     most
 }
 
-/// Times `f` on a new sequence that has `depth` positions.
+/// Times `f` on `n` new sequences that have `depth` positions.
 fn behind(
     exec: &mut Executor,
     depth: u32,
-    f: impl FnOnce(&mut Executor, SeqId) -> engine::Result<()>,
+    n: u32,
+    f: impl FnOnce(&mut Executor, &[SeqId]) -> engine::Result<()>,
 ) -> anyhow::Result<Duration> {
-    let seq = exec.open()?;
-    exec.fill(seq, depth, SEED)?;
+    let mut seqs = Vec::new();
+    for i in 0..n {
+        let seq = exec.open()?;
+        exec.fill(seq, depth, SEED + u64::from(i))?;
+        seqs.push(seq);
+    }
     let begun = Instant::now();
-    f(exec, seq)?;
+    f(exec, &seqs)?;
     let took = begun.elapsed();
-    exec.close(seq)?;
+    seqs.into_iter().try_for_each(|seq| exec.close(seq))?;
     Ok(took)
 }
 
@@ -162,23 +202,44 @@ struct Report {
     #[serde(rename = "gen")]
     generate: u32,
     depth: u32,
+    batch: u32,
     repeat: u32,
+    /// What loading took, and 10^9 bytes of weights a second.
+    load_s: f64,
+    load_gbps: f64,
     prefill_tps: Spread,
     decode_tps: Spread,
-    /// What one decoded token reads: weights, and history and states halfway through the answer.
+    /// Of the likeliest ids of all steps: the same for the same ids.
+    digest: String,
+    /// What one step of one sequence reads: weights, and history and states halfway through the answer.
     bytes_per_token: u64,
     weight_bytes_per_token: u64,
     history_bytes_per_token: u64,
     /// `bytes_per_token` at the median rate.
     achieved_gbps: f64,
-    /// Best of the read test with as many threads.
+    /// Best of the read test with as many threads; on a GPU what a copy within its memory moves.
     ram_read_gbps: Option<f64>,
     /// The first over the second. More than 1 where weights stay in a cache.
     bound_share: Option<f64>,
     /// Bytes of the step's arena.
     workspace: Workspace,
+    /// A GPU's memory as its driver sees it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    card: Option<Card>,
     #[serde(skip_serializing_if = "Option::is_none")]
     profile: Option<Costs>,
+}
+
+/// Bytes of a GPU's memory.
+#[derive(Serialize)]
+struct Card {
+    total: u64,
+    free: u64,
+    context: u64,
+    code: u64,
+    arena: u64,
+    graphs: u64,
+    reserved: u64,
 }
 
 impl Report {
@@ -186,10 +247,28 @@ impl Report {
         let caps = m.exec.device().caps().clone();
         let (family, plan) = (m.exec.family(), m.exec.plan());
         let history = history_bytes(family, plan, a.depth + a.generate.div_ceil(2));
-        let decode_tps = Spread::of(a.generate, &times.decode);
-        let achieved = (weights + history) as f64 * decode_tps.median / 1e9;
+        let decode_tps = Spread::of(a.generate * a.batch, &times.decode);
+        // A batch reads the weights once, where all its rows take the same ones.
+        let read = weights as f64 / f64::from(a.batch) + history as f64;
+        let achieved = read * decode_tps.median / 1e9;
+        let (tier, load_s, resident) = (plan.tier, m.exec.loading().as_secs_f64(), plan.resident_bytes());
+        let usage = m.exec.usage();
         // Not a byte of it is the model's, so it may only take what the budget leaves.
-        let ram = machine::ram_read_gbps(caps.threads, m.exec.usage().free());
+        let ram = match tier {
+            Tier::Device(n) if usage.free() > 2 << 30 => device::Cuda::copy_gbps(n.into()).ok(),
+            Tier::Device(_) => None,
+            _ => machine::ram_read_gbps(caps.threads, usage.free()),
+        };
+        let card = m.exec.device().memory().map(|c| Card {
+            total: c.total,
+            free: c.free,
+            context: c.context,
+            code: c.code,
+            arena: c.arena,
+            graphs: c.graphs,
+            reserved: usage.reserved(),
+        });
+        let (family, plan) = (m.exec.family(), m.exec.plan());
         Report {
             model: m.name.clone(),
             arch: family.spec().arch.clone(),
@@ -201,7 +280,11 @@ impl Report {
             prompt: a.prompt,
             generate: a.generate,
             depth: a.depth,
+            batch: a.batch,
             repeat: a.repeat,
+            load_s,
+            load_gbps: resident as f64 / load_s.max(1e-9) / 1e9,
+            digest: format!("{:016x}", times.digest.0),
             prefill_tps: Spread::of(a.prompt, &times.prefill),
             decode_tps,
             bytes_per_token: weights + history,
@@ -211,6 +294,7 @@ impl Report {
             ram_read_gbps: ram,
             bound_share: ram.map(|r| achieved / r),
             workspace: times.workspace.clone(),
+            card,
             profile: None,
         }
     }
@@ -229,7 +313,8 @@ impl Report {
         output::line(format_args!("{:<24} {:>10} {:>10} {:>10}", "tokens/s", "median", "min", "max"))?;
         let rates = [("prefill", self.prompt, &self.prefill_tps), ("decode", self.generate, &self.decode_tps)];
         for (what, n, s) in rates {
-            let what = format!("{what} {n} @ {}", self.depth);
+            let batch = if what == "decode" && self.batch > 1 { format!("{} x ", self.batch) } else { String::new() };
+            let what = format!("{what} {batch}{n} @ {}", self.depth);
             output::line(format_args!("{what:<24} {:>10.1} {:>10.1} {:>10.1}", s.median, s.min, s.max))?;
         }
         output::line(format_args!(
@@ -243,11 +328,30 @@ impl Report {
             return Ok(());
         };
         output::line(format_args!(
-            "{:.0}% of the {ram:.1} GB/s that {} threads read from memory in this run",
+            "{:.0}% of the {ram:.1} GB/s that {} in this run",
             share * 100.0,
-            self.threads
-        ))
+            match self.card {
+                Some(_) => "a copy moves on the GPU".into(),
+                None => format!("{} threads read from memory", self.threads),
+            }
+        ))?;
+        line_of(self.card.as_ref(), self.load_s, self.load_gbps)
     }
+}
+
+fn line_of(card: Option<&Card>, load_s: f64, load_gbps: f64) -> anyhow::Result<()> {
+    let Some(c) = card else { return Ok(()) };
+    output::line(format_args!(
+        "loaded in {load_s:.1} s, {load_gbps:.2} GB/s; on the GPU {} are reserved, the arena of steps {} of them; beside that the \
+         context {}, code {}, recorded steps {}; {} of {} are free",
+        output::bytes(c.reserved),
+        output::bytes(c.arena),
+        output::bytes(c.context),
+        output::bytes(c.code),
+        output::bytes(c.graphs),
+        output::bytes(c.free),
+        output::bytes(c.total)
+    ))
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ fn print(p: &MachineProfile) -> anyhow::Result<()> {
         field("limit", "none by control groups")?;
     }
     for gpu in &p.gpus {
-        field("GPU", format_args!("{gpu}, not probed further"))?;
+        field("GPU", gpu)?;
     }
     if p.gpus.is_empty() {
         field("GPU", "none seen")?;

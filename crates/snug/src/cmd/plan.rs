@@ -24,6 +24,10 @@ struct Facts {
     machine: Option<MachineProfile>,
     forecast: Option<Forecast>,
     shorter: Option<String>,
+    /// What computes.
+    device: String,
+    /// Why, where that was left open.
+    settled: Option<String>,
 }
 
 /// Plans and prints.
@@ -37,6 +41,7 @@ pub fn run(a: &PlanArgs) -> anyhow::Result<Ended> {
         None => here.clone(),
     };
     how.ask.guard = budget.bytes;
+    let settled = opened.settle(&mut how);
     let on = how.on.backend()?;
     let of = opened.subject(&on);
     let plan = plan(of, &how.ask)?;
@@ -48,10 +53,13 @@ pub fn run(a: &PlanArgs) -> anyhow::Result<Ended> {
         model_context: spec.context,
         max_context: max_context(of, &how.ask)?.unwrap_or(plan.context),
         shorter: less(how.ask.context, plan.context, spec.context),
-        forecast: machine.as_ref().map(|m| forecast(of, &plan, m)),
+        // What `snug doctor` measures is the processor's.
+        forecast: machine.as_ref().filter(|_| plan.host.is_none()).map(|m| forecast(of, &plan, m)),
         short: (here.bytes < budget.bytes).then_some(here),
         machine,
         budget,
+        device: format!("{} {}", on.caps.name, on.caps.isa),
+        settled,
         plan,
     };
     if a.json {
@@ -73,6 +81,14 @@ fn left(p: &Plan) -> u64 {
 
 fn kv_name(p: &Plan) -> String {
     p.kv.first().map_or_else(String::new, KvSpec::describe)
+}
+
+/// Who drew the limit of the memory that the model lies in.
+fn guard_from(f: &Facts) -> String {
+    match f.plan.host {
+        Some(_) => "--device-memory, or what is free on the device".into(),
+        None => f.budget.from.to_string(),
+    }
 }
 
 fn as_json(f: &Facts) -> Json {
@@ -99,10 +115,14 @@ fn as_json(f: &Facts) -> Json {
         "allowance": p.allowance,
         "total_bytes": p.total_bytes(),
         "guard_bytes": p.guard,
-        "guard_from": f.budget.from.to_string(),
+        "guard_from": guard_from(f),
         "left_bytes": left(p),
         "max_context": f.max_context,
         "model_context": f.model_context,
+        "device": f.device,
+        "tier": p.tier.to_string(),
+        // Beside what lies on a device: what files are read into, and the process itself.
+        "host": p.host.map(|h| json!({"staging": h.staging, "allowance": h.allowance, "guard_bytes": h.guard})),
         "forecast": {
             "load_s": foreseen.load_s,
             "prefill_tps": foreseen.prefill_tps,
@@ -138,10 +158,21 @@ fn print(f: &Facts) -> anyhow::Result<()> {
     field("history", p.kv_bytes, format!("{} bytes a position, when full", p.kv_bytes_per_position))?;
     field("states", p.state_bytes, String::new())?;
     field("workspace", p.workspace_bytes(), format!("of a step of {} rows", p.chunk))?;
-    field("allowance", p.allowance, "the process itself: program, threads, tokenizer".into())?;
+    let itself = "the process itself: program, threads, tokenizer";
+    let allowed = if p.host.is_some() { "the driver: code of kernels, recorded steps" } else { itself };
+    field("allowance", p.allowance, allowed.into())?;
     field("total", p.total_bytes(), String::new())?;
-    field("limit", p.guard, f.budget.from.to_string())?;
+    field("limit", p.guard, guard_from(f))?;
     field("left", left(p), String::new())?;
+    if let Some(h) = p.host {
+        line(format_args!("\nall of that in {} ({}); in the host's:", p.tier, f.device))?;
+        field("staging", h.staging, "what files are read into".into())?;
+        field("allowance", h.allowance, itself.into())?;
+        field("limit", h.guard, f.budget.from.to_string())?;
+    }
+    if let Some(why) = &f.settled {
+        line(format_args!("\n--device auto is {why}"))?;
+    }
     if let Some(b) = &f.short {
         line(format_args!("\nthis machine now has {} ({}): less than that limit", bytes(b.bytes), b.from))?;
     }
@@ -149,6 +180,9 @@ fn print(f: &Facts) -> anyhow::Result<()> {
 }
 
 fn print_forecast(f: &Facts) -> anyhow::Result<()> {
+    if f.plan.host.is_some() {
+        return line("\nno forecast: GPUs are not measured by `snug doctor`");
+    }
     let (Some(m), Some(c)) = (&f.machine, &f.forecast) else {
         return line("\nno forecast: this machine was not measured yet; `snug doctor` does it in half a minute");
     };

@@ -453,7 +453,7 @@ fn an_append_of_another_state_is_refused() {
 fn a_device_that_refuses_writes_leaves_nothing_taken() {
     let (mut st, mut dev) = made(&all(), LIMITS);
     let s = st.open().unwrap();
-    let key = device::GraphKey { rows: 1, seqs: 1 };
+    let key = device::GraphKey { rows: 1, seqs: 1, which: 0 };
     let refused = (&mut dev as &mut dyn Device).graph(key, |d| {
         assert!(matches!(take(&mut st, d, Few, s, 1), Err(Error::Device(device::Error::InGraph(_)))));
         Ok::<_, device::Error>(())

@@ -6,6 +6,6 @@ mod rope;
 mod route;
 
 pub use norm::rms_norm;
-pub use pointwise::{add, combine, gate, gather_rows, glu, scale, softcap, zero};
+pub use pointwise::{add, combine, gate, gather_rows, glu, likeliest, scale, softcap, zero};
 pub use rope::rope;
 pub use route::{route, route_scratch};

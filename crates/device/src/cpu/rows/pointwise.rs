@@ -218,3 +218,25 @@ pub fn gather_rows(cx: &Cx, out: &View, x: &View, rows: &View) -> Result<()> {
         }
     })
 }
+
+/// A row at a time: rows are few, and what is asked for is little.
+pub fn likeliest(cx: &Cx, out: &View, x: &View) -> Result<()> {
+    let (out, x) = (Span::ints(cx.mem, out)?, Span::floats(cx.mem, x)?);
+    let k = out.cols / 2;
+    cx.share(x.rows, x.cols, |part| {
+        for i in part {
+            // SAFETY: rows of checked views; `out` is apart from `x` and its rows are disjoint.
+            let (row, to) = unsafe {
+                (
+                    std::slice::from_raw_parts(x.at(i, 0).cast_const(), x.cols),
+                    std::slice::from_raw_parts_mut(out.at(i, 0), out.cols),
+                )
+            };
+            let best = crate::op::likeliest(row, k);
+            for j in 0..k {
+                let (id, logit) = best.get(j).map_or((-1, 0), |&(id, x)| (id as i32, x.to_bits() as i32));
+                (to[j], to[k + j]) = (id, logit);
+            }
+        }
+    })
+}

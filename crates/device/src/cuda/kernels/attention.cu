@@ -1,8 +1,10 @@
-// History: keys and values into pages, and causal attention of few rows over them (of many rows where tensor cores do not fit).
+// History: keys and values into pages, and causal attention over them where tensor cores do not fit (f32, odd widths).
 #include "pages.cuh"
+#include "rotation.cuh"
 
 struct AppendArgs { Stream st; Rows rows; View k, v; };
 extern "C" __global__ void append(AppendArgs a) {
+  begin();
   int row = blockIdx.x / a.st.heads, head = blockIdx.x % a.st.heads;
   int seq = *i32(a.rows.seq_of, row), pos = *i32(a.rows.pos, row);
   long page = page_of(a.st, a.rows, seq, pos);
@@ -19,23 +21,92 @@ extern "C" __global__ void append(AppendArgs a) {
   }
 }
 
-static constexpr int PARTS = 32, TILE = 64;
+DEV double warp_sum(double x) {
+#pragma unroll
+  for (int d = 16; d > 0; d >>= 1) x += __shfl_xor_sync(FULL, x, d);
+  return x;
+}
+// A scale as it is stored: beyond f16 the greatest f16.
+DEV __half scale_of(float x) {
+  float most = 65504.f;
+  return __float2half_rn(x > most ? most : x < -most ? -most : x);
+}
+// Four neighbouring lanes' codes of `BITS` bits each meet in one word, which the first of a word's lanes writes.
+template <int BITS> DEV u32 word_of(u32 code) {
+  constexpr int LANES = 32 / BITS;
+  u32 word = code << (BITS * (threadIdx.x & (LANES - 1)));
+#pragma unroll
+  for (int d = 1; d < LANES; d *= 2) word |= __shfl_xor_sync(FULL, word, d);
+  return word;
+}
+// A warp for each vector: keys and values of a (row, head). The bytes are those of kv/tq4.rs and kv/q8.rs.
+template <int FMT, int D> DEV void pack_vector(const AppendArgs& a) {
+  constexpr int R = D / 32;
+  int plane = threadIdx.x >> 5, lane = threadIdx.x & 31, row = blockIdx.x / a.st.heads, head = blockIdx.x % a.st.heads;
+  int seq = *i32(a.rows.seq_of, row), pos = *i32(a.rows.pos, row), at = pos % 256;
+  long page = page_of(a.st, a.rows, seq, pos);
+  if (page < 0) return;
+  const float* from = f32(plane ? a.v : a.k, row, head);
+  u8* block = block_at(a.st, FMT, D, page, plane, head);
+  float x[R];
+  double square = 0.0;
+#pragma unroll
+  for (int r = 0; r < R; r++) {
+    x[r] = from[lane + 32 * r];
+    square += (double)x[r] * (double)x[r];
+  }
+  double norm = sqrt(warp_sum(square));
+  __half scale;
+  u32 code[R];
+  spread<R>(x, a.st.layer, plane, head);
+  if (FMT == KV_TQ4) {
+    bool bad = !(norm < (double)INF);
+    float by = 1.f / (float)norm;
+    if (!(by < INF)) by = 0.f;
+    double along = 0.0;
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+      float y = x[r] * by;
+      code[r] = 0;
+#pragma unroll
+      for (int i = 0; i < 15; i++) code[r] += y > (centroid(D, i) + centroid(D, i + 1)) * 0.5f;
+      along += (double)y * (double)centroid(D, code[r]);
+      if (bad) code[r] = 0;
+    }
+    along = warp_sum(along) / (double)D;
+    scale = bad ? __float2half_rn(NOT_A_NUMBER) : scale_of(by == 0.f ? 0.f : (float)(norm / along));
+  } else {
+    float by = 1.f / sqrtf((float)D), most = 0.f;
+    bool bad = false;
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+      x[r] *= by;
+      most = fmaxf(most, fabsf(x[r]));
+      bad = bad || !(fabsf(x[r]) < INF);
+    }
+    most = warp_max(most);
+    bad = __any_sync(FULL, bad);
+    scale = bad ? __float2half_rn(NOT_A_NUMBER) : scale_of(most);
+    float steps = 127.f / __half2float(scale);
+    if (!(steps < INF)) steps = 0.f;
+#pragma unroll
+    for (int r = 0; r < R; r++) code[r] = bad ? 0 : (u32)(u8)(i8)__float2int_rn(fminf(fmaxf(x[r] * steps, -127.f), 127.f));
+  }
+#pragma unroll
+  for (int r = 0; r < R; r++) {
+    constexpr int BITS = FMT == KV_TQ4 ? 4 : 8, LANES = 32 / BITS;
+    u32 word = word_of<BITS>(code[r]);
+    if (lane % LANES == 0) *(u32*)(block + byte_at(FMT, D, plane, at, (lane + 32 * r) * BITS / 8)) = word;
+  }
+  if (lane == 0) scales_of(block, FMT, D)[at] = scale;
+}
+#define APPEND(NAME, FMT, D) \
+  extern "C" __global__ void __launch_bounds__(64) append_##NAME##_##D(AppendArgs a) { begin(); pack_vector<FMT, D>(a); }
+#define APPENDS(NAME, FMT) APPEND(NAME, FMT, 64) APPEND(NAME, FMT, 128) APPEND(NAME, FMT, 256) APPEND(NAME, FMT, 512)
+APPENDS(q8, KV_Q8)
+APPENDS(tq4, KV_TQ4)
 
-// What a row sees, cut into at most 32 partitions of whole pages that follow from its own position.
-struct Cut { int first, last, pages, parts; };
-DEV Cut cut_of(int pos, int window, int since, int whole) {
-  Cut c;
-  c.last = pos;
-  c.first = max(window > 0 ? max(0, pos + 1 - window) : 0, min(since, pos));
-  int pages = c.last / 256 - c.first / 256 + 1, each = (pages + PARTS - 1) / PARTS, two = 1;
-  while (two < each || (whole && two < pages)) two *= 2;
-  c.pages = two;
-  c.parts = (pages + two - 1) / two;
-  return c;
-}
-DEV float* held(const AttnArgs& a, int row, int head, int part) {
-  return a.scratch + (((long)row * a.q.heads + head) * a.room + part) * (a.st.d + 2);
-}
+static constexpr int TILE = 64;
 
 // One partition of one row for the query heads of one key head. 8 warps; every warp scores its own keys, then all
 // threads weigh values column by column. Query heads go in blocks of H.
@@ -44,7 +115,7 @@ template <int K, int H> DEV void few(const AttnArgs& a) {
   int group = a.q.heads / a.st.heads, d = a.st.d, kv = blockIdx.y, row = blockIdx.z, part = blockIdx.x;
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
   int seq = *i32(a.rows.seq_of, row);
-  Cut cut = cut_of(*i32(a.rows.pos, row), a.window, a.since, a.whole);
+  Cut cut = cut_of(a, *i32(a.rows.pos, row));
   if (part >= cut.parts || part >= a.room) return;
   int page0 = cut.first / 256 + part * cut.pages;
   int start = max(cut.first, page0 * 256), end = min(cut.last + 1, (page0 + cut.pages) * 256);
@@ -67,7 +138,7 @@ template <int K, int H> DEV void few(const AttnArgs& a) {
         for (int i = lane * 4; i < d; i += 128) {
           float x[4];
           if (K == KV_BF16 && d % 4 == 0) {
-            uint2 v = __ldg((const uint2*)(key + 2 * i));
+            uint2 v = *(const uint2*)(key + 2 * i);
             x[0] = __uint_as_float(v.x << 16); x[1] = __uint_as_float(v.x & 0xffff0000u);
             x[2] = __uint_as_float(v.y << 16); x[3] = __uint_as_float(v.y & 0xffff0000u);
           } else {
@@ -129,13 +200,23 @@ template <int K, int H> DEV void few(const AttnArgs& a) {
     }
   }
 }
-extern "C" __global__ void __launch_bounds__(256) attention_few_f32(AttnArgs a) { few<KV_F32, 4>(a); }
-extern "C" __global__ void __launch_bounds__(256) attention_few_bf16(AttnArgs a) { few<KV_BF16, 8>(a); }
+extern "C" __global__ void __launch_bounds__(256) attention_few_f32(AttnArgs a) { begin(); few<KV_F32, 4>(a); }
+extern "C" __global__ void __launch_bounds__(256) attention_few_bf16(AttnArgs a) { begin(); few<KV_BF16, 8>(a); }
 
+template <int R> DEV void back(const float* from, float* out, float by, int layer, int head) {
+  int lane = threadIdx.x & 31;
+  float y[R];
+#pragma unroll
+  for (int r = 0; r < R; r++) y[r] = from[lane + 32 * r];
+  gather<R>(y, layer, 1, head);
+#pragma unroll
+  for (int r = 0; r < R; r++) out[lane + 32 * r] = y[r] * by;
+}
 // Partitions of a (row, head) meet in a tree that their number alone decides.
 extern "C" __global__ void attention_meet(AttnArgs a) {
+  begin();
   int row = blockIdx.x / a.q.heads, head = blockIdx.x % a.q.heads, d = a.st.d;
-  Cut cut = cut_of(*i32(a.rows.pos, row), a.window, a.since, a.whole);
+  Cut cut = cut_of(a, *i32(a.rows.pos, row));
   int parts = min(cut.parts, a.room);
   for (int step = 1; step < parts; step *= 2) {
     for (int part = 0; part + step < parts; part += 2 * step) {
@@ -150,5 +231,17 @@ extern "C" __global__ void attention_meet(AttnArgs a) {
   float *x = held(a, row, head, 0), sink = a.sinks ? a.sinks[head] : -INF, m = fmaxf(x[0], sink), own = expf(x[0] - m);
   float total = x[1] * own + (a.sinks ? expf(sink - m) : 0.f), by = own / total;
   float* out = f32(a.out, row, head);
-  for (int i = threadIdx.x; i < d; i += blockDim.x) out[i] = x[2 + i] * by;
+  if (!rotated(a.st.fmt)) {
+    for (int i = threadIdx.x; i < d; i += blockDim.x) out[i] = x[2 + i] * by;
+    return;
+  }
+  // Values were weighed as they are stored; one rotation back for all of them.
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  int kv = head / (a.q.heads / a.st.heads);
+  by *= 1.f / sqrtf((float)d);
+  if (d == 64) back<2>(x + 2, out, by, a.st.layer, kv);
+  else if (d == 128) back<4>(x + 2, out, by, a.st.layer, kv);
+  else if (d == 256) back<8>(x + 2, out, by, a.st.layer, kv);
+  else back<16>(x + 2, out, by, a.st.layer, kv);
 }

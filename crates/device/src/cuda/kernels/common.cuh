@@ -15,6 +15,24 @@ typedef signed char i8;
 #define INF __int_as_float(0x7f800000)
 #define NOT_A_NUMBER __int_as_float(0x7fffffff)
 
+// Where the card can begin a kernel while the one before it ends (compute capability 9.0), every kernel says at once that
+// the next may come, and reads what others wrote only behind `ready`. What was written is never read through the
+// non-coherent cache (__ldg), which may hold older lines; weights may.
+DEV void early() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+DEV void ready() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+DEV void begin() {
+  early();
+  ready();
+}
+
 // A strided [rows, heads, cols]; columns are contiguous, strides in elements.
 struct View {
   void* p;

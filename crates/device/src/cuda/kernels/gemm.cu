@@ -6,6 +6,7 @@
 struct BfArgs { View x; __nv_bfloat16* to; int k, pad; };
 // Rows of x as dense bf16 [rows, k], k padded with zeros to a multiple of 64.
 extern "C" __global__ void to_bf16(BfArgs a) {
+  begin();
   long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= (long)a.x.rows * a.k) return;
   int row = i / a.k, c = i % a.k;
@@ -62,7 +63,7 @@ template <int F> struct WTile {
       for (int i = 0; i < 16; i++) v[i] = F == BF16 ? p[i] : pack(half_of(p[i]), half_of(p[i] >> 16));
     } else {
       Codes w = codes<F>(raw, g);
-      constexpr bool has_sign = !has_offset<F>();
+      constexpr bool has_sign = !has_offset<F>() || F == AFFINE8;
       constexpr float off = has_sign ? 8388608.f + 128.f : 8388608.f;
 #pragma unroll
       for (int i = 0; i < 8; i++) {
@@ -170,8 +171,9 @@ template <int F, int BM, int WM> DEV void gemm(const GemmArgs& a) {
     }
 }
 #define GEMM(NAME, F)                                                                                   \
-  extern "C" __global__ void __launch_bounds__(THREADS) gemm_##NAME##_128(GemmArgs a) { gemm<F, 128, 2>(a); } \
-  extern "C" __global__ void __launch_bounds__(THREADS) gemm_##NAME##_32(GemmArgs a) { gemm<F, 32, 1>(a); }
+  extern "C" __global__ void __launch_bounds__(THREADS) gemm_##NAME##_256(GemmArgs a) { begin(); gemm<F, 256, 4>(a); } \
+  extern "C" __global__ void __launch_bounds__(THREADS) gemm_##NAME##_128(GemmArgs a) { begin(); gemm<F, 128, 2>(a); } \
+  extern "C" __global__ void __launch_bounds__(THREADS) gemm_##NAME##_32(GemmArgs a) { begin(); gemm<F, 32, 1>(a); }
 GEMM(f16, F16)
 GEMM(bf16, BF16)
 GEMM(q4_0, Q4_0)
@@ -185,3 +187,5 @@ GEMM(q6_k, Q6_K)
 GEMM(iq4_nl, IQ4_NL)
 GEMM(iq4_xs, IQ4_XS)
 GEMM(mxfp4, MXFP4)
+GEMM(affine4, AFFINE4)
+GEMM(affine8, AFFINE8)

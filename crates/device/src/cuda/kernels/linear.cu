@@ -5,52 +5,59 @@
 struct QuantArgs { View x; Fifteen to; };
 // A warp per group.
 extern "C" __global__ void quantise(QuantArgs a) {
+  begin();
   int groups = a.x.cols / 32, lane = threadIdx.x & 31;
   long i = (long)blockIdx.x * (blockDim.x / 32) + (threadIdx.x >> 5);
   if (i >= (long)a.x.rows * groups) return;
   int row = i / groups, g = i % groups;
-  float x = f32(a.x, row, 0)[32 * g + lane];
-  float max = warp_max(fabsf(x));
-  bool bad = __any_sync(FULL, !(fabsf(x) < INF));
-  float d = max / 16256.f, by = max == 0.f ? 0.f : 16256.f / max;
-  // A maximum so small that its inverse overflows: nothing of it would be left in a product.
-  if (!(by < INF)) by = 0.f;
-  int q = bad ? 0 : __float2int_rn(x * by), h = (q + 64) >> 7, l = q - 128 * h;
-  int sum = warp_sum(q);
-  long at = ((long)row * 2 + (lane >> 4)) * groups + g;
-  ((i8*)(a.to.hi + at))[lane & 15] = h;
-  ((i8*)(a.to.lo + at))[lane & 15] = l;
-  if (lane == 0) a.to.meta[(long)row * groups + g] = bad ? make_float2(NOT_A_NUMBER, NOT_A_NUMBER) : make_float2(d, d * (float)sum);
+  quantise_group(a.to, row, g, groups, f32(a.x, row, 0)[32 * g + lane]);
 }
 
 struct LinearArgs { View out, x; Fifteen q; Mat w; const float* bias; int add, pad; };
 
-DEV void put(const LinearArgs& a, int row, int n, float y) {
-  float* out = f32(a.out, row, 0) + n;
-  if (a.bias) y += a.bias[n];
-  *out = a.add ? *out + y : y;
+// Up to four matrices that meet the same rows, as one grid: matrix i has the blocks from first[i] on.
+static constexpr int SET = 4;
+struct One { View out; Mat w; const float* bias; int add, first; };
+struct SetArgs { Fifteen q; One m[SET]; int rows, count; };
+
+DEV void put(const View& view, const float* bias, int add, int row, int n, float y) {
+  float* out = f32(view, row, 0) + n;
+  if (bias) y += bias[n];
+  *out = add ? *out + y : y;
 }
 
 static constexpr int WARPS = 4;
 
-// A warp has R outputs of B rows.
-template <int F, int B, int R> DEV void blocks(const LinearArgs& a) {
-  int lane = threadIdx.x & 31, groups = a.w.k / 32;
-  int n0 = (blockIdx.x * WARPS + (threadIdx.x >> 5)) * R, row0 = blockIdx.y * B;
-  if (n0 >= a.w.n) return;
+// A warp has R outputs of B rows. What is loaded of weights does not wait for the kernel before.
+template <int F, int B, int R> DEV void blocks(const SetArgs& a) {
+  early();
+  int which = 0;
+#pragma unroll
+  for (int i = 1; i < SET; i++) which += i < a.count && blockIdx.x >= a.m[i].first;
+  const One& m = a.m[which];
+  Mat w = m.w;
+  int lane = threadIdx.x & 31, groups = w.k / 32;
+  int n0 = ((blockIdx.x - m.first) * WARPS + (threadIdx.x >> 5)) * R, row0 = blockIdx.y * B;
+  bool mine = n0 < w.n;
   float acc[R][B] = {};
+  Raw raw[R];
+  auto fetch = [&](int g) {
+#pragma unroll
+    for (int r = 0; r < R; r++) raw[r] = load<F>(w, min(n0 + r, w.n - 1), g, groups);
+  };
+  if (mine && lane < groups) fetch(lane);
+  ready();
+  if (!mine) return;
   for (int g = lane; g < groups; g += 32) {
-    Raw raw[R];
+    Codes c[R];
 #pragma unroll
-    for (int r = 0; r < R; r++) raw[r] = load<F>(a.w, min(n0 + r, a.w.n - 1), g, groups);
-    Codes w[R];
-#pragma unroll
-    for (int r = 0; r < R; r++) w[r] = codes<F>(raw[r], g);
+    for (int r = 0; r < R; r++) c[r] = codes<F>(raw[r], g);
+    if (g + 32 < groups) fetch(g + 32);
 #pragma unroll
     for (int b = 0; b < B; b++) {
-      Row15 x = load15(a.q, min(row0 + b, a.x.rows - 1), g, groups);
+      Row15 x = load15(a.q, min(row0 + b, a.rows - 1), g, groups);
 #pragma unroll
-      for (int r = 0; r < R; r++) acc[r][b] = group_dot<F>(w[r], x, acc[r][b]);
+      for (int r = 0; r < R; r++) acc[r][b] = group_dot<F>(c[r], x, acc[r][b]);
     }
   }
 #pragma unroll
@@ -58,12 +65,13 @@ template <int F, int B, int R> DEV void blocks(const LinearArgs& a) {
 #pragma unroll
     for (int b = 0; b < B; b++) {
       float y = warp_sum(acc[r][b]);
-      if (lane == 0 && n0 + r < a.w.n && row0 + b < a.x.rows) put(a, row0 + b, n0 + r, y);
+      if (lane == 0 && n0 + r < w.n && row0 + b < a.rows) put(m.out, m.bias, m.add, row0 + b, n0 + r, y);
     }
 }
 
 // Floats: a lane has four neighbouring elements at a time where rows are aligned, one at the ragged end.
 template <int F, int B, int R> DEV void floats(const LinearArgs& a) {
+  begin();
   int lane = threadIdx.x & 31, k = a.w.k;
   int n0 = (blockIdx.x * WARPS + (threadIdx.x >> 5)) * R, row0 = blockIdx.y * B;
   if (n0 >= a.w.n) return;
@@ -100,29 +108,31 @@ template <int F, int B, int R> DEV void floats(const LinearArgs& a) {
 #pragma unroll
     for (int b = 0; b < B; b++) {
       float y = warp_sum(acc[r][b]);
-      if (lane == 0 && n0 + r < a.w.n && row0 + b < a.x.rows) put(a, row0 + b, n0 + r, y);
+      if (lane == 0 && n0 + r < a.w.n && row0 + b < a.x.rows) put(a.out, a.bias, a.add, row0 + b, n0 + r, y);
     }
 }
 
-#define LINEAR(NAME, BODY, F)                                                                             \
-  extern "C" __global__ void __launch_bounds__(128) linear_##NAME##_1(LinearArgs a) { BODY<F, 1, 2>(a); } \
-  extern "C" __global__ void __launch_bounds__(128) linear_##NAME##_2(LinearArgs a) { BODY<F, 2, 2>(a); } \
-  extern "C" __global__ void __launch_bounds__(128) linear_##NAME##_4(LinearArgs a) { BODY<F, 4, 2>(a); } \
-  extern "C" __global__ void __launch_bounds__(128) linear_##NAME##_8(LinearArgs a) { BODY<F, 8, 2>(a); }
-LINEAR(f32, floats, F32)
-LINEAR(f16, floats, F16)
-LINEAR(bf16, floats, BF16)
-LINEAR(q4_0, blocks, Q4_0)
-LINEAR(q4_1, blocks, Q4_1)
-LINEAR(q5_0, blocks, Q5_0)
-LINEAR(q5_1, blocks, Q5_1)
-LINEAR(q8_0, blocks, Q8_0)
-LINEAR(q4_k, blocks, Q4_K)
-LINEAR(q5_k, blocks, Q5_K)
-LINEAR(q6_k, blocks, Q6_K)
-LINEAR(iq4_nl, blocks, IQ4_NL)
-LINEAR(iq4_xs, blocks, IQ4_XS)
-LINEAR(mxfp4, blocks, MXFP4)
+#define LINEAR(NAME, BODY, ARGS, F)                                                                 \
+  extern "C" __global__ void __launch_bounds__(128) linear_##NAME##_1(const __grid_constant__ ARGS a) { BODY<F, 1, 2>(a); } \
+  extern "C" __global__ void __launch_bounds__(128) linear_##NAME##_2(const __grid_constant__ ARGS a) { BODY<F, 2, 2>(a); } \
+  extern "C" __global__ void __launch_bounds__(128) linear_##NAME##_4(const __grid_constant__ ARGS a) { BODY<F, 4, 2>(a); } \
+  extern "C" __global__ void __launch_bounds__(128) linear_##NAME##_8(const __grid_constant__ ARGS a) { BODY<F, 8, 2>(a); }
+LINEAR(f32, floats, LinearArgs, F32)
+LINEAR(f16, floats, LinearArgs, F16)
+LINEAR(bf16, floats, LinearArgs, BF16)
+LINEAR(q4_0, blocks, SetArgs, Q4_0)
+LINEAR(q4_1, blocks, SetArgs, Q4_1)
+LINEAR(q5_0, blocks, SetArgs, Q5_0)
+LINEAR(q5_1, blocks, SetArgs, Q5_1)
+LINEAR(q8_0, blocks, SetArgs, Q8_0)
+LINEAR(q4_k, blocks, SetArgs, Q4_K)
+LINEAR(q5_k, blocks, SetArgs, Q5_K)
+LINEAR(q6_k, blocks, SetArgs, Q6_K)
+LINEAR(iq4_nl, blocks, SetArgs, IQ4_NL)
+LINEAR(iq4_xs, blocks, SetArgs, IQ4_XS)
+LINEAR(mxfp4, blocks, SetArgs, MXFP4)
+LINEAR(affine4, blocks, SetArgs, AFFINE4)
+LINEAR(affine8, blocks, SetArgs, AFFINE8)
 
 struct EmbedArgs { View out, ids; Mat table; float scale; };
 template <int F> DEV void embed(const EmbedArgs& a) {
@@ -143,7 +153,7 @@ template <int F> DEV void embed_blocks(const EmbedArgs& a) {
     for (int e = 0; e < 32; e++) out[32 * g + e] = there ? code_of(w, e) * a.scale : 0.f;
   }
 }
-#define EMBED(NAME, BODY, F) extern "C" __global__ void embed_##NAME(EmbedArgs a) { BODY<F>(a); }
+#define EMBED(NAME, BODY, F) extern "C" __global__ void embed_##NAME(EmbedArgs a) { begin(); BODY<F>(a); }
 EMBED(f32, embed, F32)
 EMBED(f16, embed, F16)
 EMBED(bf16, embed, BF16)
@@ -158,3 +168,5 @@ EMBED(q6_k, embed_blocks, Q6_K)
 EMBED(iq4_nl, embed_blocks, IQ4_NL)
 EMBED(iq4_xs, embed_blocks, IQ4_XS)
 EMBED(mxfp4, embed_blocks, MXFP4)
+EMBED(affine4, embed_blocks, AFFINE4)
+EMBED(affine8, embed_blocks, AFFINE8)

@@ -23,14 +23,8 @@ DEV int slot(const Chosen& c, int row, int rank) {
   return c.slot_of ? c.slot_of[e] : e;
 }
 
-static constexpr int WARPS = 4;
+static constexpr int WARPS = 8;
 
-template <int F> DEV float block_dot(const Mat& m, int n, const Fifteen& x, long row) {
-  int lane = threadIdx.x & 31, groups = m.k / 32;
-  float acc = 0.f;
-  for (int g = lane; g < groups; g += 32) acc = group_dot<F>(decode<F>(m, n, g, groups), load15(x, row, g, groups), acc);
-  return warp_sum(acc);
-}
 template <int F> DEV float float_dot(const Mat& m, int n, const float* x) {
   int lane = threadIdx.x & 31;
   float acc = 0.f;
@@ -38,50 +32,86 @@ template <int F> DEV float float_dot(const Mat& m, int n, const float* x) {
   return warp_sum(acc);
 }
 
-// Biases are [experts, outputs], null where absent.
-struct GateUpArgs { View mid, h; Fifteen q; MatSet gate, up; Chosen c; const float *gate_bias, *up_bias; GluKind glu; int pad; };
+// Biases are [experts, outputs], null where absent. `to`: codes of mid, where they are wanted.
+struct GateUpArgs { View mid, h; Fifteen q, to; MatSet gate, up; Chosen c; const float *gate_bias, *up_bias; GluKind glu; int pad; };
+// A block has 32 outputs of one (row, rank), a warp four of them.
 template <int F> DEV void gate_up(const GateUpArgs& a) {
-  int i = blockIdx.x * WARPS + (threadIdx.x >> 5), entry = blockIdx.y, row = entry / a.c.k;
+  __shared__ float made[32];
+  begin();
+  constexpr int EACH = 32 / WARPS;
+  int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, i0 = blockIdx.x * 32 + warp * EACH, entry = blockIdx.y, row = entry / a.c.k;
   int s = slot(a.c, row, entry % a.c.k);
-  if (i >= a.mid.cols || s < 0) return;
+  if (s < 0) return;
   Mat gate = slot_of(a.gate, s), up = slot_of(a.up, s);
-  float g, u;
+  float g[EACH] = {}, u[EACH] = {};
   if (F <= BF16) {
-    g = float_dot<F <= BF16 ? F : F32>(gate, i, f32(a.h, row, 0));
-    u = float_dot<F <= BF16 ? F : F32>(up, i, f32(a.h, row, 0));
-  } else {
-    int lane = threadIdx.x & 31, groups = gate.k / 32;
-    g = u = 0.f;
-    for (int j = lane; j < groups; j += 32) {
-      Raw rg = load<F>(gate, i, j, groups), ru = load<F>(up, i, j, groups);
-      Row15 x = load15(a.q, row, j, groups);
-      g = group_dot<F>(codes<F>(rg, j), x, g);
-      u = group_dot<F>(codes<F>(ru, j), x, u);
+    for (int i = 0; i < EACH; i++) {
+      if (i0 + i >= a.mid.cols) break;
+      g[i] = float_dot<F <= BF16 ? F : F32>(gate, i0 + i, f32(a.h, row, 0));
+      u[i] = float_dot<F <= BF16 ? F : F32>(up, i0 + i, f32(a.h, row, 0));
     }
-    g = warp_sum(g);
-    u = warp_sum(u);
+  } else {
+    int groups = gate.k / 32, most = a.mid.cols - 1;
+    for (int j = lane; j < groups; j += 32) {
+      Raw rg[EACH], ru[EACH];
+#pragma unroll
+      for (int i = 0; i < EACH; i++) {
+        rg[i] = load<F>(gate, min(i0 + i, most), j, groups);
+        ru[i] = load<F>(up, min(i0 + i, most), j, groups);
+      }
+      Row15 x = load15(a.q, row, j, groups);
+#pragma unroll
+      for (int i = 0; i < EACH; i++) {
+        g[i] = group_dot<F>(codes<F>(rg[i], j), x, g[i]);
+        u[i] = group_dot<F>(codes<F>(ru[i], j), x, u[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+      g[i] = warp_sum(g[i]);
+      u[i] = warp_sum(u[i]);
+    }
   }
-  if ((threadIdx.x & 31) == 0) {
-    long b = (long)i32(a.c.ids, row)[entry % a.c.k] * a.mid.cols + i;
-    if (a.gate_bias) g += a.gate_bias[b];
-    if (a.up_bias) u += a.up_bias[b];
-    f32(a.mid, entry, 0)[i] = glu_of(a.glu, g, u);
-  }
+  if (lane == 0)
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+      if (i0 + i >= a.mid.cols) break;
+      long b = (long)i32(a.c.ids, row)[entry % a.c.k] * a.mid.cols + i0 + i;
+      float x = g[i] + (a.gate_bias ? a.gate_bias[b] : 0.f), y = u[i] + (a.up_bias ? a.up_bias[b] : 0.f);
+      made[warp * EACH + i] = f32(a.mid, entry, 0)[i0 + i] = glu_of(a.glu, x, y);
+    }
+  if (!a.to.hi) return;
+  __syncthreads();
+  if (warp == 0) quantise_group(a.to, entry, blockIdx.x, a.mid.cols / 32, made[lane]);
 }
 
 struct DownArgs { View parts, mid; Fifteen q; MatSet down; Chosen c; const float* bias; };
+// A warp has one output of one (row, rank); as many as its lanes are enough for where rows are narrow.
 template <int F> DEV void down(const DownArgs& a) {
-  int i = blockIdx.x * WARPS + (threadIdx.x >> 5), entry = blockIdx.y, row = entry / a.c.k, rank = entry % a.c.k;
+  begin();
+  int entry = blockIdx.y, row = entry / a.c.k, rank = entry % a.c.k, lane = threadIdx.x & 31;
+  int groups = a.down.first.k / 32, lanes = 32;
+  if (F > BF16)
+    while (lanes > 1 && lanes / 2 >= groups) lanes /= 2;
+  int i = (blockIdx.x * WARPS + (threadIdx.x >> 5)) * (32 / lanes) + lane / lanes;
   int s = slot(a.c, row, rank);
-  if (i >= a.parts.cols || s < 0) return;
+  if (s < 0) return;
   Mat m = slot_of(a.down, s);
-  float y = F <= BF16 ? float_dot<F <= BF16 ? F : F32>(m, i, f32(a.mid, entry, 0)) : block_dot<F <= BF16 ? Q4_0 : F>(m, i, a.q, entry);
-  if ((threadIdx.x & 31) == 0)
+  bool mine = i < a.parts.cols;
+  float y = 0.f;
+  if (F <= BF16) {
+    if (mine) y = float_dot<F <= BF16 ? F : F32>(m, i, f32(a.mid, entry, 0));
+  } else {
+    for (int j = lane & (lanes - 1); j < groups && mine; j += lanes)
+      y = group_dot<F>(decode<F>(m, i, j, groups), load15(a.q, entry, j, groups), y);
+    for (int d = lanes / 2; d > 0; d >>= 1) y += __shfl_xor_sync(FULL, y, d);
+  }
+  if ((lane & (lanes - 1)) == 0 && mine)
     f32(a.parts, row, rank)[i] = a.bias ? y + a.bias[(long)i32(a.c.ids, row)[rank] * a.parts.cols + i] : y;
 }
-#define EXPERTS(NAME, F)                                                                            \
-  extern "C" __global__ void __launch_bounds__(128) gate_up_##NAME(GateUpArgs a) { gate_up<F>(a); } \
-  extern "C" __global__ void __launch_bounds__(128) down_##NAME(DownArgs a) { down<F>(a); }
+#define EXPERTS(NAME, F)                                                                                  \
+  extern "C" __global__ void __launch_bounds__(32 * WARPS) gate_up_##NAME(GateUpArgs a) { gate_up<F>(a); } \
+  extern "C" __global__ void __launch_bounds__(32 * WARPS) down_##NAME(DownArgs a) { down<F>(a); }
 EXPERTS(f32, F32)
 EXPERTS(f16, F16)
 EXPERTS(bf16, BF16)
@@ -96,47 +126,80 @@ EXPERTS(q6_k, Q6_K)
 EXPERTS(iq4_nl, IQ4_NL)
 EXPERTS(iq4_xs, IQ4_XS)
 EXPERTS(mxfp4, MXFP4)
+EXPERTS(affine4, AFFINE4)
+EXPERTS(affine8, AFFINE8)
 
 // Entries in ascending (expert, row, rank), and tiles of at most `tile` of them with one expert each.
-// tiles: (slot, first entry in `order`, entries), count[0] = tiles. One block; 4 bytes of shared memory an expert.
-struct SortArgs { Chosen c; int *order, *count; int4* tiles; int n, tile; };
+// tiles: (slot, first entry in `order`, entries, expert), count[0] = tiles; start: where each expert's entries begin.
+struct SortArgs { Chosen c; int *order, *count, *start; int4* tiles; int n, tile; };
+DEV int expert_of(const SortArgs& a, int i) {
+  int e = i32(a.c.ids, i / a.c.k)[i % a.c.k];
+  return e >= 0 && e < a.c.experts && picked(a.c.pick, e) ? e : -1;
+}
+// One block; 4 bytes of shared memory an expert.
 extern "C" __global__ void expert_sort(SortArgs a) {
-  extern __shared__ int start[];
-  int entries = a.n * a.c.k, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  auto expert = [&](int i) {
-    int e = i32(a.c.ids, i / a.c.k)[i % a.c.k];
-    return e >= 0 && e < a.c.experts && picked(a.c.pick, e) ? e : -1;
-  };
-  for (int e = threadIdx.x; e < a.c.experts; e += blockDim.x) start[e] = 0;
+  begin();
+  extern __shared__ int held[];
+  int entries = a.n * a.c.k;
+  for (int e = threadIdx.x; e < a.c.experts; e += blockDim.x) held[e] = 0;
   __syncthreads();
-  for (int i = threadIdx.x; i < entries; i += blockDim.x)
-    if (expert(i) >= 0) atomicAdd(&start[expert(i)], 1);
+  for (int i = threadIdx.x; i < entries; i += blockDim.x) {
+    int e = expert_of(a, i);
+    if (e >= 0) atomicAdd(&held[e], 1);
+  }
   __syncthreads();
   if (threadIdx.x == 0) {
     int at = 0, tiles = 0;
     for (int e = 0; e < a.c.experts; e++) {
-      int n = start[e], s = a.c.slot_of ? a.c.slot_of[e] : e;
-      start[e] = at;
+      int n = held[e], s = a.c.slot_of ? a.c.slot_of[e] : e;
+      a.start[e] = at;
       for (int i = 0; i < n && s >= 0; i += a.tile) a.tiles[tiles++] = make_int4(s, at + i, min(a.tile, n - i), e);
       at += n;
     }
+    a.start[a.c.experts] = at;
     a.count[0] = tiles;
   }
-  __syncthreads();
-  for (int e = warp; e < a.c.experts; e += blockDim.x / 32) {
-    int at = start[e], end = e + 1 < a.c.experts ? start[e + 1] : entries;
-    for (int i = 0; i < entries && at < end; i += 32) {
-      bool mine = i + lane < entries && expert(i + lane) == e;
-      u32 who = __ballot_sync(FULL, mine);
-      if (mine) a.order[at + __popc(who & ((1u << lane) - 1))] = i + lane;
-      at += __popc(who);
+}
+// A block for each expert finds its entries, in order: each thread looks at four neighbours at a time.
+static constexpr int EACH = 4;
+extern "C" __global__ void __launch_bounds__(256) expert_order(SortArgs a) {
+  __shared__ int sums[8];
+  begin();
+  int e = blockIdx.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, entries = a.n * a.c.k;
+  int at = a.start[e], end = a.start[e + 1];
+  for (int base = 0; base < entries && at < end; base += 256 * EACH) {
+    int first = base + EACH * threadIdx.x, mine = 0;
+    bool is[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+      is[i] = first + i < entries && expert_of(a, first + i) == e;
+      mine += is[i];
     }
+    int before = mine;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      int y = __shfl_up_sync(FULL, before, d);
+      if (lane >= d) before += y;
+    }
+    __syncthreads();
+    if (lane == 31) sums[warp] = before;
+    __syncthreads();
+    int place = at + before - mine, all = 0;
+    for (int w = 0; w < 8; w++) {
+      if (w < warp) place += sums[w];
+      all += sums[w];
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+      if (is[i]) a.order[place++] = first + i;
+    at += all;
   }
 }
 
 // sum[row] += w * part over the picked experts of a row, ascending by id.
 struct SumArgs { View sum, parts; Chosen c; };
 extern "C" __global__ void expert_sum(SumArgs a) {
+  begin();
   int row = blockIdx.y, col = blockIdx.x * blockDim.x + threadIdx.x;
   if (col >= a.sum.cols) return;
   const int* ids = i32(a.c.ids, row);

@@ -2,17 +2,32 @@
 #pragma once
 #include "common.cuh"
 
-enum { KV_F32 = 0, KV_BF16 = 1 };
-// A layer's pages: keys [heads, 256, d], then values, of each page.
-struct Stream { u8* p; u64 page_bytes; int fmt, heads, d, ring; };
+enum { KV_F32 = 0, KV_BF16 = 1, KV_Q8 = 2, KV_TQ4 = 3 };
+// A layer's pages: the vectors of each key head, then those of each value head. Vectors of a head: the elements of 256 of
+// them, then (rotated formats) their scales. Keys of the rotated formats lie sixteen together, four bytes of each in turn.
+struct Stream { u8* p; u64 page_bytes; int fmt, heads, d, ring, layer, pad; };
 
 // Page of position `pos` of the step's sequence `seq`, -1 where there is none.
 DEV long page_of(const Stream& st, const Rows& rows, int seq, int pos) {
   if (st.ring > 0) return (long)*i32(rows.seq_slot, seq) * st.ring + pos / 256 % st.ring;
   return pos / 256 < rows.page_table.cols ? i32(rows.page_table, seq)[pos / 256] : -1;
 }
+DEV constexpr int code_bytes(int fmt, int d) { return fmt == KV_F32 ? 4 * d : fmt == KV_BF16 ? 2 * d : fmt == KV_Q8 ? d : d / 2; }
+DEV constexpr bool rotated(int fmt) { return fmt >= KV_Q8; }
+// The vectors of a head in a page.
+DEV u8* block_at(const Stream& st, int fmt, int d, long page, int plane, int head) {
+  long each = 256 * (code_bytes(fmt, d) + (rotated(fmt) ? 2 : 0));
+  return st.p + page * st.page_bytes + (plane * st.heads + head) * each;
+}
+DEV __half* scales_of(u8* block, int fmt, int d) { return (__half*)(block + 256 * code_bytes(fmt, d)); }
+// Byte `i` (a multiple of 4) of the elements of vector `at` of a block.
+DEV int byte_at(int fmt, int d, int plane, int at, int i) {
+  int each = code_bytes(fmt, d);
+  if (plane == 0 && rotated(fmt)) return (at & ~15) * each + 16 * i + 4 * (at & 15);
+  return at * each + i;
+}
 template <int K> DEV const u8* vector_at(const Stream& st, long page, int plane, int head, int at) {
-  return st.p + page * st.page_bytes + ((long)(plane * st.heads + head) * 256 + at) * st.d * (K == KV_F32 ? 4 : 2);
+  return block_at(st, K, st.d, page, plane, head) + at * code_bytes(K, st.d);
 }
 template <int K> DEV float elem(const u8* v, int i) {
   return K == KV_F32 ? ((const float*)v)[i] : __bfloat162float(((const __nv_bfloat16*)v)[i]);
@@ -31,3 +46,21 @@ struct AttnArgs {
   int whole;  // one partition, whatever the length: many rows
   int pad;
 };
+
+// What a row sees, cut into at most PARTS partitions of whole pages that follow from its own position.
+static constexpr int PARTS = 64;
+struct Cut { int first, last, pages, parts; };
+DEV Cut cut_of(const AttnArgs& a, int pos) {
+  Cut c;
+  c.last = pos;
+  c.first = max(a.window > 0 ? max(0, pos + 1 - a.window) : 0, min(a.since, pos));
+  int pages = c.last / 256 - c.first / 256 + 1, each = (pages + PARTS - 1) / PARTS, two = 1;
+  while (two < each || (a.whole && two < pages)) two *= 2;
+  c.pages = two;
+  c.parts = (pages + two - 1) / two;
+  return c;
+}
+// What a partition of a (row, head) came to: greatest score, sum of weights, weighted values.
+DEV float* held(const AttnArgs& a, int row, int head, int part) {
+  return a.scratch + (((long)row * a.q.heads + head) * a.room + part) * (a.st.d + 2);
+}

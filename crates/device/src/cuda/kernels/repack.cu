@@ -15,6 +15,7 @@ DEV void neighbours(u8* to, const u8* from) {
 }
 
 extern "C" __global__ void repack(RepackArgs a) {
+  begin();
   long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= a.rows * a.groups) return;
   int j = i & 7;

@@ -1,9 +1,10 @@
 // Ops on rows without weights or history: norms, rotations, gates, sums, gathers, routing.
-#include "common.cuh"
+#include "fifteen.cuh"
 
-struct NormArgs { View out, x; const float* w; float eps; };
+struct NormArgs { View out, x; const float* w; Fifteen to; float eps; int pad; };
 // One block per (row, head). The sum of squares has one order for a number of columns.
 extern "C" __global__ void rms_norm(NormArgs a) {
+  begin();
   __shared__ float shared[32];
   int row = blockIdx.x / a.x.heads, head = blockIdx.x % a.x.heads;
   const float* x = f32(a.x, row, head);
@@ -11,11 +12,16 @@ extern "C" __global__ void rms_norm(NormArgs a) {
   float sum = 0.f;
   for (int c = threadIdx.x; c < a.x.cols; c += blockDim.x) sum = fmaf(x[c], x[c], sum);
   float scale = 1.f / sqrtf(block_sum(sum, shared) / (float)a.x.cols + a.eps);
-  for (int c = threadIdx.x; c < a.x.cols; c += blockDim.x) out[c] = x[c] * scale * (a.w ? a.w[c] : 1.f);
+  for (int c = threadIdx.x; c < a.x.cols; c += blockDim.x) {
+    float y = x[c] * scale * (a.w ? a.w[c] : 1.f);
+    out[c] = y;
+    if (a.to.hi) quantise_group(a.to, row, c >> 5, a.x.cols / 32, y);
+  }
 }
 
 struct RopeArgs { View x, pos; const float* inv_freq; int dims, adjacent; float factor; };
 extern "C" __global__ void rope(RopeArgs a) {
+  begin();
   int pairs = a.dims / 2;
   long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= (long)a.x.rows * a.x.heads * pairs) return;
@@ -38,26 +44,35 @@ DEV void place(const View& v, long i, int& row, int& head, int& col) {
   row = i / v.cols / v.heads;
 }
 
-struct GateArgs { View x, g; int act; };
+// Where codes are asked for, rows are whole groups and a warp has one of them.
+struct GateArgs { View x, g; Fifteen to; int act, pad; };
 extern "C" __global__ void gate(GateArgs a) {
+  begin();
   long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= (long)a.x.rows * a.x.heads * a.x.cols) return;
   int r, h, c;
   place(a.x, i, r, h, c);
-  f32(a.x, r, h)[c] *= act(a.act, f32(a.g, r, h)[a.g.cols == 1 ? 0 : c]);
+  float y = f32(a.x, r, h)[c] * act(a.act, f32(a.g, r, h)[a.g.cols == 1 ? 0 : c]);
+  f32(a.x, r, h)[c] = y;
+  int width = a.x.heads * a.x.cols;
+  if (a.to.hi) quantise_group(a.to, r, (h * a.x.cols + c) >> 5, width / 32, y);
 }
 
-struct GluArgs { View out, gate, up; GluKind glu; };
+struct GluArgs { View out, gate, up; Fifteen to; GluKind glu; int pad; };
 extern "C" __global__ void glu(GluArgs a) {
+  begin();
   long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= (long)a.out.rows * a.out.heads * a.out.cols) return;
   int r, h, c;
   place(a.out, i, r, h, c);
-  f32(a.out, r, h)[c] = glu_of(a.glu, f32(a.gate, r, h)[c], f32(a.up, r, h)[c]);
+  float y = glu_of(a.glu, f32(a.gate, r, h)[c], f32(a.up, r, h)[c]);
+  f32(a.out, r, h)[c] = y;
+  if (a.to.hi) quantise_group(a.to, r, (h * a.out.cols + c) >> 5, a.out.heads * a.out.cols / 32, y);
 }
 
 struct AddArgs { View x, y; };
 extern "C" __global__ void add(AddArgs a) {
+  begin();
   long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= (long)a.x.rows * a.x.heads * a.x.cols) return;
   int r, h, c;
@@ -68,6 +83,7 @@ extern "C" __global__ void add(AddArgs a) {
 // x *= by, with `wide` one number per column; x = cap tanh(x / cap); x = 0.
 struct ScaleArgs { View x; const float* by; int wide, pad; };
 extern "C" __global__ void scale(ScaleArgs a) {
+  begin();
   long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= (long)a.x.rows * a.x.heads * a.x.cols) return;
   int r, h, c;
@@ -76,6 +92,7 @@ extern "C" __global__ void scale(ScaleArgs a) {
 }
 struct SoftcapArgs { View x; float cap; int pad; };
 extern "C" __global__ void softcap(SoftcapArgs a) {
+  begin();
   long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= (long)a.x.rows * a.x.heads * a.x.cols) return;
   int r, h, c;
@@ -85,6 +102,7 @@ extern "C" __global__ void softcap(SoftcapArgs a) {
 }
 struct ZeroArgs { View x; };
 extern "C" __global__ void zero(ZeroArgs a) {
+  begin();
   long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= (long)a.x.rows * a.x.heads * a.x.cols) return;
   int r, h, c;
@@ -94,6 +112,7 @@ extern "C" __global__ void zero(ZeroArgs a) {
 
 struct GatherArgs { View out, x, rows; };
 extern "C" __global__ void gather_rows(GatherArgs a) {
+  begin();
   int row = blockIdx.x, from = *i32(a.rows, row);
   bool there = from >= 0 && from < a.x.rows;
   for (int c = threadIdx.x; c < a.out.cols; c += blockDim.x)
@@ -103,6 +122,7 @@ extern "C" __global__ void gather_rows(GatherArgs a) {
 struct CombineArgs { View out, base, parts, w; };
 // Ranks in order from zero, then the base: one order for any company.
 extern "C" __global__ void combine(CombineArgs a) {
+  begin();
   int row = blockIdx.y, c = blockIdx.x * blockDim.x + threadIdx.x;
   if (c >= a.out.cols) return;
   float sum = 0.f;
@@ -118,6 +138,7 @@ struct RouteArgs {
 };
 // One block per row: scores, then k rounds of "greatest choice left, lowest id first".
 extern "C" __global__ void route(RouteArgs a) {
+  begin();
   extern __shared__ float p[];  // scores, then choices, then sums of groups
   __shared__ float shared[32];
   __shared__ float best[32];
@@ -191,4 +212,56 @@ extern "C" __global__ void route(RouteArgs a) {
       float* w = f32(a.w, row, 0) + r;
       *w = *w / (a.renormalise ? total : 1.f) * a.scale * (a.per_expert ? a.per_expert[i32(a.ids, row)[r]] : 1.f);
     }
+}
+
+// The likeliest ids of a row: blocks sort 4,096 logits each in shared memory, one block sorts what they left. A key is a
+// logit that orders like an integer, then the id with its bits flipped, so that of equals the lowest id is the greatest.
+static constexpr int KEYS = 4096;
+struct LikeliestArgs { View out, x; u64* keys; int k, parts; };
+DEV u64 key_of(float x, int id) {
+  if (!(x > -INF)) return 0;
+  u32 b = __float_as_uint(x);
+  b = b >> 31 ? ~b : b | 0x80000000u;
+  return (u64)b << 32 | (u32)~id;
+}
+// Falling.
+DEV void sort(u64* a) {
+  for (int size = 2; size <= KEYS; size *= 2)
+    for (int step = size / 2; step > 0; step /= 2) {
+      __syncthreads();
+      for (int i = threadIdx.x; i < KEYS / 2; i += blockDim.x) {
+        int lo = 2 * i - (i & (step - 1)), hi = lo + step;
+        u64 x = a[lo], y = a[hi];
+        if ((x < y) == ((lo & size) == 0)) { a[lo] = y; a[hi] = x; }
+      }
+    }
+  __syncthreads();
+}
+extern "C" __global__ void __launch_bounds__(512) likeliest_parts(LikeliestArgs a) {
+  __shared__ u64 keys[KEYS];
+  begin();
+  int row = blockIdx.y, first = blockIdx.x * KEYS;
+  for (int i = threadIdx.x; i < KEYS; i += blockDim.x) keys[i] = first + i < a.x.cols ? key_of(f32(a.x, row, 0)[first + i], first + i) : 0;
+  sort(keys);
+  for (int i = threadIdx.x; i < a.k; i += blockDim.x) a.keys[((long)row * a.parts + blockIdx.x) * a.k + i] = keys[i];
+}
+extern "C" __global__ void __launch_bounds__(512) likeliest_meet(LikeliestArgs a) {
+  __shared__ u64 keys[KEYS];
+  begin();
+  int row = blockIdx.x, all = a.parts * a.k;
+  const u64* from = a.keys + (long)row * all;
+  // What was best so far stays in front of the next ones.
+  for (int done = 0; done < all || done == 0;) {
+    int stay = done == 0 ? 0 : a.k, n = min(KEYS - stay, all - done);
+    __syncthreads();
+    for (int i = threadIdx.x; i < KEYS - stay; i += blockDim.x) keys[stay + i] = i < n ? from[done + i] : 0;
+    sort(keys);
+    done += n;
+  }
+  for (int i = threadIdx.x; i < a.k; i += blockDim.x) {
+    u32 b = keys[i] >> 32;
+    b = b >> 31 ? b & 0x7fffffffu : ~b;
+    i32(a.out, row)[i] = keys[i] ? (int)~(u32)keys[i] : -1;
+    i32(a.out, row)[a.k + i] = keys[i] ? (int)b : 0;
+  }
 }
