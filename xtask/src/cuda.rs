@@ -3,15 +3,16 @@
 use crate::nvrtc::Nvrtc;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use flate2::{Compression, write::DeflateEncoder};
+use lzma_rust2::{LzmaOptions, LzmaWriter};
 use sha2::{Digest, Sha256};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// Architectures with machine code (8.0 serves 8.6 to 8.9 too), and one as PTX for all other cards.
-const ARCHS: [&str; 3] = ["sm_80", "sm_90", "compute_80"];
+/// Architectures with machine code (that of 8.0 runs on 8.6 to 8.9 too), and one as PTX for all other cards. Those of a group are
+/// compressed together.
+const ARCHS: [&[&str]; 4] = [&["sm_80"], &["sm_90"], &["sm_120"], &["compute_80"]];
 const UNITS: [&str; 9] = ["rows", "recurrent", "repack", "linear", "moe", "gemm", "attention", "few", "flash"];
 
 #[derive(Args)]
@@ -42,7 +43,7 @@ pub fn run(o: &Options) -> Result<()> {
     let archs: Vec<String> = match (o.check, o.arch.is_empty()) {
         (true, true) => vec!["sm_80".into()],
         (_, false) => o.arch.clone(),
-        _ => ARCHS.map(String::from).to_vec(),
+        _ => ARCHS.concat().into_iter().map(String::from).collect(),
     };
     let units: Vec<&str> = UNITS.into_iter().filter(|u| o.unit.is_empty() || o.unit.iter().any(|x| x == u)).collect();
     let made = compile(&nvrtc, &kernels, &archs, &units)?;
@@ -51,15 +52,20 @@ pub fn run(o: &Options) -> Result<()> {
     }
     let mut out = b"SNUGCUDA".to_vec();
     out.extend(hash);
-    for (arch, unit, code) in made {
-        let mut z = DeflateEncoder::new(Vec::new(), Compression::best());
-        z.write_all(&code)?;
-        let z = z.finish()?;
-        for s in [&arch, &unit] {
-            out.push(s.len() as u8);
-            out.extend(s.as_bytes());
+    let group = |arch: &str| ARCHS.iter().position(|g| g.contains(&arch)).unwrap_or(ARCHS.len());
+    for together in made.chunk_by(|a, b| group(&a.0) == group(&b.0)) {
+        out.extend((together.len() as u32).to_le_bytes());
+        for (arch, unit, code) in together {
+            for s in [arch, unit] {
+                out.push(s.len() as u8);
+                out.extend(s.as_bytes());
+            }
+            out.extend((code.len() as u32).to_le_bytes());
         }
-        out.extend((code.len() as u32).to_le_bytes());
+        let size = together.iter().map(|(_, _, code)| code.len() as u64).sum();
+        let mut z = LzmaWriter::new_use_header(Vec::new(), &LzmaOptions::with_preset(9), Some(size))?;
+        together.iter().try_for_each(|(_, _, code)| z.write_all(code))?;
+        let z = z.finish()?;
         out.extend((z.len() as u32).to_le_bytes());
         out.extend(z);
     }

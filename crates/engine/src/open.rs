@@ -11,8 +11,11 @@ use model::Family;
 use text::{ChatTemplate, GgufVocab, HfFiles, Tokenizer};
 use weights::{Bound, Progress};
 
-/// Rows of a prefill step that keep all multiprocessors of a GPU busy: the smaller matrices have 40 tiles of 128 outputs.
-const CARD_ROWS: u32 = 2048;
+/// Rows of a prefill step that keep all multiprocessors of a GPU busy (the smaller matrices have 40 tiles of 128 outputs), and
+/// the fewer that a card with less memory takes, because a step's workspace grows with them.
+const CARD_ROWS: [u32; 2] = [4096, 1024];
+/// Free bytes from which on a card takes the more.
+const LARGE_CARD: u64 = 40 << 30;
 
 /// The backend to run on.
 #[derive(Clone, Debug)]
@@ -54,13 +57,14 @@ impl On {
                 own: None,
             },
             On::Cuda(n) => {
+                let free = Cuda::free(*n)?;
                 let own = OnCard {
                     tier: Tier::Device(*n as u8),
-                    free: Cuda::free(*n)?,
+                    free,
                     overhead: Cuda::OVERHEAD,
                     staging: weights::STAGING + Cuda::PINNED,
                     driver: Cuda::DRIVER,
-                    rows: CARD_ROWS,
+                    rows: CARD_ROWS[usize::from(free < LARGE_CARD)],
                 };
                 let caps = Cuda::caps_of(*n)?;
                 Backend { scratch: Cuda::scratch, caps, layout: Cuda::layout, own: Some(own) }

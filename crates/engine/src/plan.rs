@@ -300,7 +300,18 @@ fn measure(of: Subject, p: &Plan, kv: &[KvSpec], logit_rows: u32) -> Result<Regi
         let bytes = n as u64 * vocab as u64 * 4;
         let foretold = all.then(|| View::dense(meter.imagine(bytes), Act::F32, n, vocab));
         let likeliest = (class == RowClass::Few).then_some(device::op::LIKELIEST);
-        let dry = Pass { family, resident, state: &state, rows: &rows, pick, side, graph: None, likeliest, drafter, foretold };
+        let dry = Pass {
+            family,
+            resident,
+            state: &state,
+            rows: &rows,
+            pick,
+            side,
+            graph: None,
+            likeliest,
+            drafter,
+            foretold,
+        };
         pass(&mut meter, dry, experts)?;
         if let Some(drafter) = drafter.filter(|_| class == RowClass::Few) {
             let behind = Behind { drafter, hidden, vocab, rows, id: rows.ids.rows(0, 1) };

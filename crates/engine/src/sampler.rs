@@ -337,6 +337,38 @@ mod tests {
     }
 
     #[test]
+    fn what_it_needs_of_the_likeliest_is_enough() {
+        let logits: Vec<f32> = (0..500).map(|i| ((i * 37 % 101) as f32 * 0.1).sin() * 6.0).collect();
+        let chains = [
+            Sampling::greedy(),
+            Sampling { top_k: 40, ..Sampling::default() },
+            Sampling { top_k: 64, top_p: 0.9, temperature: 0.7, ..Sampling::default() },
+            Sampling { top_k: 8, min_p: 0.2, temperature: 1.3, seed: 5, ..Sampling::default() },
+        ];
+        for how in chains {
+            let (mut all, mut some) = (Sampler::new(how.clone(), &[], 500), Sampler::new(how.clone(), &[], 500));
+            let k = some.needs().unwrap() as usize;
+            for at in 0..200 {
+                let best = device::op::likeliest(&logits, k);
+                let (a, b) = (all.sample(&mut logits.clone(), at).unwrap(), some.sample_likeliest(best, at).unwrap());
+                assert_eq!(a, b, "{how:?} at {at}");
+            }
+        }
+        let needs = |how| Sampler::new(how, &[1], 500).needs();
+        for how in [
+            Sampling::default(),
+            Sampling { top_k: 65, ..Sampling::default() },
+            Sampling { repetition_penalty: 1.1, ..Sampling::greedy() },
+            Sampling { presence_penalty: 0.5, ..Sampling::greedy() },
+            Sampling { logit_bias: vec![(3, 1.0)], ..Sampling::greedy() },
+            Sampling { logprobs: Some(2), ..Sampling::greedy() },
+        ] {
+            assert_eq!(needs(how.clone()), None, "{how:?}");
+        }
+        assert!(Sampler::new(Sampling::greedy(), &[], 500).sample_likeliest(Vec::new(), 0).is_err());
+    }
+
+    #[test]
     fn top_k_top_p_and_min_p_keep_only_what_they_say() {
         let logits = [0.0f32, 3.0, 2.0, 1.0];
         let only = |how: Sampling| {

@@ -118,7 +118,13 @@ fn recorded_steps_are_the_steps_themselves() {
         return;
     }
     for kv in ["bf16", "q8", "tq4"] {
-        let ask = Ask { kv: Some(kv.parse().unwrap()), parallel: 8, few: 8, context: Context::Exactly(700), ..Ask::default() };
+        let ask = Ask {
+            kv: Some(kv.parse().unwrap()),
+            parallel: 8,
+            few: 8,
+            context: Context::Exactly(700),
+            ..Ask::default()
+        };
         let mut model = open(trained(), On::Cuda(0), ask);
         let prompt: Vec<u32> = (0..300).map(|i| 300 + i * 37 % 2000).collect();
         let mut run = |graphs: bool, n: usize| {

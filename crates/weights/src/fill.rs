@@ -189,4 +189,47 @@ mod tests {
             assert!(pieces.iter().filter(|p| p.fill == 1).all(|p| p.range.len % row == 0));
         }
     }
+
+    #[test]
+    fn every_tensor_arrives_where_it_belongs_in_any_order_of_readers() {
+        use device::{Device, Layout, Mat, Reference};
+        use memory::{Class, Ledger, RegionSizes, Tier};
+        let dir = testkit::materialise("llama-b").unwrap();
+        let ck = Checkpoint::open(dir.path().to_path_buf()).unwrap();
+        let ledger = Ledger::new(&[(Tier::Host, 1 << 30)]);
+        let mut dev = Reference::new(RegionSizes { step: 4096, carry: 0 }).unwrap();
+        let mut places = Vec::new();
+        for (i, t) in ck.tensors().enumerate() {
+            let paid = ledger.reserve(Tier::Host, Class::Weights, "test", t.at.len).unwrap();
+            let buf = dev.alloc(paid).unwrap();
+            // As bytes, or as rows of bytes: every other one.
+            let row = 4;
+            let (fmt, layout) = (checkpoint::DType::F32.into(), Layout::File);
+            let mat = Mat {
+                n: (t.at.len / row) as u32,
+                k: 1,
+                fmt,
+                layout,
+                row_step: 1,
+                planes: [Some(buf), None, None, None],
+            };
+            let whole = t.at.len.is_multiple_of(row) && i % 2 == 0;
+            let to = if whole { To::Rows { mat, first: 0, row } } else { To::Bytes(buf) };
+            places.push((Fill { to, range: t.at }, buf));
+        }
+        let (fills, mut done) = (places.iter().map(|p| p.0).collect::<Vec<_>>(), 0);
+        fill(&ck, &mut dev, &fills, &mut |n| done += n).unwrap();
+        assert_eq!(done, fills.iter().map(|f| f.range.len).sum::<u64>());
+        for (f, buf) in places {
+            let (mut want, mut got) = (vec![0; f.range.len as usize], vec![1; f.range.len as usize]);
+            ck.read_at(f.range, &mut want).unwrap();
+            dev.read(buf, &mut got).unwrap();
+            assert!(got == want);
+        }
+        let beyond = ByteRange { off: u64::MAX / 2, ..fills[0].range };
+        assert!(
+            fill(&ck, &mut dev, &[Fill { range: beyond, ..fills[0] }], &mut |_| {}).is_err(),
+            "an error ends the readers"
+        );
+    }
 }

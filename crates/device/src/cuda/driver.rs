@@ -320,8 +320,8 @@ impl Context {
         let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
         let [x, y, z] = grid;
         if !self.overlap {
-            let call = cu!(cuLaunchKernel(k.0, x, y, z, block, 1, 1, shared, self.stream, params.as_mut_ptr(), null_mut()));
-            return call;
+            let args = params.as_mut_ptr();
+            return cu!(cuLaunchKernel(k.0, x, y, z, block, 1, 1, shared, self.stream, args, null_mut()));
         }
         let mut attribute = sys::CUlaunchAttribute {
             id: sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,

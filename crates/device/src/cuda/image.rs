@@ -1,7 +1,8 @@
 //! The kernels' machine code, compiled ahead of time by `cargo xtask cuda` and kept compressed in the program.
 //!
-//! `"SNUGCUDA"`, the SHA-256 of the source, then per architecture and unit: two length-prefixed names, the size, the
-//! compressed size, and that many bytes of deflate.
+//! `"SNUGCUDA"`, the SHA-256 of the source, then streams. Of each: how many units it has; of each unit the architecture and the
+//! name, length-prefixed, and the size of its code; the compressed size, and that many bytes of LZMA, which hold the code of
+//! all units one behind the other. Architectures that resemble each other share a stream.
 
 use crate::error::{Error, Result};
 use std::io::Read;
@@ -13,35 +14,40 @@ struct Entry<'a> {
     arch: &'a str,
     unit: &'a str,
     size: usize,
+}
+
+/// Units whose code is compressed together.
+struct Stream<'a> {
+    entries: Vec<Entry<'a>>,
     packed: &'a [u8],
 }
 
-fn entries(image: &[u8]) -> Vec<Entry<'_>> {
+fn streams(image: &[u8]) -> Vec<Stream<'_>> {
     let mut rest = image.get(40..).unwrap_or_default();
-    let mut all = Vec::new();
-    while let Some(e) = entry(&mut rest) {
-        all.push(e);
-    }
-    all
+    std::iter::from_fn(|| stream(&mut rest)).collect()
 }
 
-fn entry<'a>(rest: &mut &'a [u8]) -> Option<Entry<'a>> {
-    let mut take = |n: usize| {
-        let (head, tail) = rest.split_at_checked(n)?;
-        *rest = tail;
-        Some(head)
-    };
-    let mut name = || {
-        std::str::from_utf8({
-            let n = take(1)?[0];
-            take(n as usize)?
-        })
-        .ok()
-    };
-    let (arch, unit) = (name()?, name()?);
-    let mut number = || take(4)?.try_into().ok().map(|b| u32::from_le_bytes(b) as usize);
-    let (size, packed) = (number()?, number()?);
-    Some(Entry { arch, unit, size, packed: take(packed)? })
+fn stream<'a>(rest: &mut &'a [u8]) -> Option<Stream<'a>> {
+    let count = number(rest)?;
+    let entries = (0..count).map(|_| Some(Entry { arch: name(rest)?, unit: name(rest)?, size: number(rest)? }));
+    let entries = entries.collect::<Option<Vec<_>>>()?;
+    let len = number(rest)?;
+    Some(Stream { entries, packed: take(rest, len)? })
+}
+
+fn take<'a>(rest: &mut &'a [u8], n: usize) -> Option<&'a [u8]> {
+    let (head, tail) = rest.split_at_checked(n)?;
+    *rest = tail;
+    Some(head)
+}
+
+fn name<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
+    let n = take(rest, 1)?[0];
+    std::str::from_utf8(take(rest, n as usize)?).ok()
+}
+
+fn number(rest: &mut &[u8]) -> Option<usize> {
+    take(rest, 4)?.try_into().ok().map(|b| u32::from_le_bytes(b) as usize)
 }
 
 /// How well code for `arch` suits a card of this capability: machine code runs within its major version from its own minor
@@ -63,23 +69,32 @@ pub type Unit = (String, Vec<u8>);
 /// # Errors
 /// [`Error::NoCuda`] when the card is older than all of them.
 pub fn code_for(capability: u32) -> Result<(String, Vec<Unit>)> {
-    let all = entries(IMAGE);
-    let best = all.iter().filter_map(|e| Some((suits(e.arch, capability)?, e.arch))).max();
-    let (_, arch) = best.ok_or_else(|| {
+    let all = streams(IMAGE);
+    let archs = all.iter().flat_map(|s| s.entries.iter().map(move |e| (e.arch, s)));
+    let best = archs.filter_map(|(a, s)| Some((suits(a, capability)?, a, s))).max_by_key(|(fits, ..)| *fits);
+    let (_, arch, stream) = best.ok_or_else(|| {
         Error::NoCuda(format!("compute capability {}.{} is below 8.0", capability / 10, capability % 10))
     })?;
-    let unpack = |e: &Entry| {
-        let mut code = Vec::with_capacity(e.size);
-        let read = flate2::read::DeflateDecoder::new(e.packed).read_to_end(&mut code);
-        read.map(|_| (e.unit.to_string(), code)).map_err(|e| Error::Cuda { call: "unpack", what: e.to_string() })
-    };
-    let units = all.iter().filter(|e| e.arch == arch).map(unpack).collect::<Result<_>>()?;
+    let broken = |what: String| Error::Cuda { call: "unpack", what };
+    let mut code = Vec::with_capacity(stream.entries.iter().map(|e| e.size).sum());
+    let unpacked = lzma_rust2::LzmaReader::new_mem_limit(stream.packed, u32::MAX, None);
+    let read = unpacked.and_then(|mut r| r.read_to_end(&mut code));
+    read.map_err(|e| broken(e.to_string()))?;
+    let (mut at, mut units) = (0, Vec::new());
+    for e in &stream.entries {
+        let own = code.get(at..at + e.size).ok_or_else(|| broken("code is missing".into()))?;
+        if e.arch == arch {
+            units.push((e.unit.to_string(), own.to_vec()));
+        }
+        at += e.size;
+    }
     Ok((arch.to_string(), units))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     #[test]
     fn a_card_gets_the_newest_code_it_can_run() {
@@ -98,8 +113,18 @@ mod tests {
 
     #[test]
     fn the_program_has_every_unit_for_every_architecture() {
-        let (_, units) = code_for(90).unwrap();
-        assert!(units.len() >= 7 && units.iter().all(|(_, code)| code.len() > 1000));
-        assert_eq!(entries(IMAGE).len() % units.len(), 0);
+        let archs: BTreeSet<&str> = streams(IMAGE).iter().flat_map(|s| s.entries.iter().map(|e| e.arch)).collect();
+        assert!(archs.contains("sm_80") && archs.contains("sm_90") && archs.contains("compute_80"), "{archs:?}");
+        let names = |capability| -> Vec<String> {
+            let (_, units) = code_for(capability).unwrap();
+            assert!(units.iter().all(|(_, code)| code.len() > 1000));
+            units.into_iter().map(|(name, _)| name).collect()
+        };
+        let all = names(90);
+        assert!(all.len() >= 9);
+        for capability in [80, 86, 89, 100, 120] {
+            assert_eq!(names(capability), all, "{capability}");
+        }
+        assert!(matches!(code_for(75), Err(Error::NoCuda(_))));
     }
 }

@@ -81,7 +81,7 @@ pub const fn flash_shared(d: u32, packed: bool) -> u32 {
 
 /// Shared memory of attention of few rows: the table and eight queries, or what four warps hand over.
 pub const fn few_shared(d: u32) -> u32 {
-    let (begin, end) = (TABLE + 8 * (d + 8) * 2, 4 * (d + 2) * 8 * 4);
+    let (begin, end) = (TABLE + 8 * (d + 32) * 2, 4 * (d / 4 + 4) * 32 * 4);
     if begin > end { begin } else { end }
 }
 
@@ -120,6 +120,7 @@ fn names(unit: &str) -> Vec<String> {
             "likeliest_meet",
             "combine",
             "route",
+            "route_warp",
             "scale",
             "softcap",
             "zero",

@@ -92,7 +92,8 @@ pub struct Cuda {
     seen: CardMemory,
     /// Room for codes of rows, and whose they are.
     codes: Ptr,
-    quantised: Option<ops::Quantised>,
+    quantised: [Option<ops::Quantised>; ops::ROOMS],
+    next_codes: usize,
     /// Products that wait for others that meet the same rows.
     pending: Vec<ops::Waiting>,
     /// Points of the queue that time is taken at.
@@ -124,7 +125,7 @@ impl Cuda {
         let graphs = HashMap::new();
         let (tier, stages) = (Tier::Device(ordinal as u8), Vec::new());
         let arena = Arena::new(sizes);
-        let codes = cx.alloc(Self::CODES)?;
+        let codes = cx.alloc(Self::CODES * ops::ROOMS as u64)?;
         Ok(Cuda {
             caps,
             arena,
@@ -135,7 +136,8 @@ impl Cuda {
             next_stage: 0,
             seen,
             codes,
-            quantised: None,
+            quantised: [None; ops::ROOMS],
+            next_codes: 0,
             pending: Vec::new(),
             marks: Vec::new(),
             class: None,
@@ -225,7 +227,8 @@ impl Cuda {
     }
     /// Enqueues what waits, and keeps no codes beyond here.
     fn settle(&mut self) -> Result<()> {
-        self.quantised = None;
+        self.quantised = [None; ops::ROOMS];
+        self.next_codes = 0;
         self.flush()
     }
     fn drop_stages(&mut self) -> Result<()> {
@@ -437,7 +440,8 @@ impl Device for Cuda {
     fn graph_abandon(&mut self) -> Result<()> {
         self.recording = None;
         self.pending.clear();
-        self.quantised = None;
+        self.quantised = [None; ops::ROOMS];
+        self.next_codes = 0;
         self.cx.uncaptured()
     }
     fn step_begins(&mut self, class: RowClass) {

@@ -27,8 +27,8 @@ pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
     d.flush()?;
     let kept = enqueue(d, op, room)?;
     d.wrote(op)?;
-    if kept.is_some() {
-        d.quantised = kept;
+    if let Some(k) = kept {
+        d.hold(k);
     }
     Ok(())
 }
@@ -43,11 +43,11 @@ fn enqueue(d: &Cuda, op: &Op, room: Ptr) -> Result<Option<Quantised>> {
         }
         Op::RmsNorm { out, x, w, eps } => {
             kept = d.keeps(out).filter(|_| out.heads == 1);
-            let to = d.codes_of(kept.as_ref());
+            let to = d.codes_for(kept.as_ref());
             let a = args::Norm { out: d.view(out)?, x: d.view(x)?, w: d.vector(w.as_ref())?, to, eps: *eps, pad: 0 };
-            // Wide rows are few at a time, and each is one block: it should be a large one.
-            let most = if x.rows * x.heads <= 64 { 1024 } else { 256 };
-            let threads = x.cols.next_multiple_of(32).clamp(32, most);
+            // By the number of columns alone, so that a row has its bits in any company.
+            let each = if x.cols >= 1024 { x.cols / 4 } else { x.cols };
+            let threads = each.next_multiple_of(32).clamp(32, 1024);
             d.launch(d.kernels.get("rms_norm")?, [x.rows * x.heads, 1, 1], threads, 0, &a)
         }
         Op::Linear { .. } => Ok(()),
@@ -68,12 +68,12 @@ fn enqueue(d: &Cuda, op: &Op, room: Ptr) -> Result<Option<Quantised>> {
                 ActFn::Silu => 1,
             };
             kept = d.keeps(x);
-            let to = d.codes_of(kept.as_ref());
+            let to = d.codes_for(kept.as_ref());
             d.each("gate", elements(x), &args::Gate { x: d.view(x)?, g: d.view(g)?, to, act, pad: 0 })
         }
         Op::Glu { out, gate, up, glu } => {
             kept = d.keeps(out);
-            let to = d.codes_of(kept.as_ref());
+            let to = d.codes_for(kept.as_ref());
             let a = args::Glu { out: d.view(out)?, gate: d.view(gate)?, up: d.view(up)?, to, glu: kind(*glu), pad: 0 };
             d.each("glu", elements(out), &a)
         }
@@ -149,6 +149,9 @@ fn enqueue(d: &Cuda, op: &Op, room: Ptr) -> Result<Option<Quantised>> {
                 keep: router.groups.map_or(0, |g| g.keep as i32),
                 scale: router.scale,
             };
+            if logits.cols <= 512 && router.groups.is_none() {
+                return d.launch(d.kernels.get("route_warp")?, [logits.rows, 1, 1], 32, 0, &a).map(|()| None);
+            }
             let shared = (2 * logits.cols + router.groups.map_or(0, |g| g.n)) * 4;
             d.launch(d.kernels.get("route")?, [logits.rows, 1, 1], 128, shared, &a)
         }
@@ -226,28 +229,25 @@ fn by_codes(d: &mut Cuda, room: Ptr, p: &Product) -> Result<()> {
         d.flush()?;
     }
     let out = Span::of(d, p.out);
-    if d.quantised != Some(x) {
-        d.flush()?;
-        if d.room_for(&x) {
-            let to = d.codes_of(Some(&x));
-            quantise_to(d, to, p.x)?;
-            d.quantised = Some(x);
-        } else {
-            let to = quantise(d, room, scratch::fifteen(&mut Cut::default(), p.x.rows as u64, p.w.k), p.x)?;
-            d.quantised = None;
-            d.pending.push(Waiting { x, q: to, fmt: p.w.fmt, one, out });
+    let q = match d.codes_of(&x) {
+        Some(q) => q,
+        None => {
             d.flush()?;
-            return d.wrote_view(p.out);
+            if !d.room_for(&x) {
+                let at = scratch::fifteen(&mut Cut::default(), p.x.rows as u64, p.w.k);
+                let q = quantise(d, room, at, p.x)?;
+                d.pending.push(Waiting { x, q, fmt: p.w.fmt, one, out });
+                return d.flush();
+            }
+            let q = d.codes_for(Some(&x));
+            quantise_to(d, q, p.x)?;
+            d.hold(x);
+            q
         }
-    }
-    let q = d.codes_of(Some(&x));
+    };
     d.pending.push(Waiting { x, q, fmt: p.w.fmt, one, out });
     // Who writes over its own rows is waited for by nobody.
-    if x.span.meets(&out) {
-        d.flush()?;
-        d.quantised = None;
-    }
-    Ok(())
+    if x.span.meets(&out) { d.flush() } else { Ok(()) }
 }
 
 /// Bytes of the arena that a view lies in.
@@ -292,8 +292,11 @@ pub struct Waiting {
     out: Span,
 }
 
+/// Rows whose codes are kept at a time: what a layer's parts meet, what a part makes in between, and what is about to be made.
+pub const ROOMS: usize = 3;
+
 impl Cuda {
-    /// Bytes for codes of rows that are kept.
+    /// Bytes for codes of some rows.
     pub(super) const CODES: u64 = 4 << 20;
 
     fn room_for(&self, x: &Quantised) -> bool {
@@ -307,10 +310,24 @@ impl Cuda {
         let x = Quantised::of(self, v).ok().filter(|_| self.class == Some(RowClass::Few) && whole)?;
         self.room_for(&x).then_some(x)
     }
-    fn codes_of(&self, x: Option<&Quantised>) -> args::Fifteen {
-        let Some(x) = x else { return args::Fifteen::default() };
-        let [hi, lo, meta] = scratch::fifteen(&mut Cut::default(), x.rows as u64, x.cols).map(|at| self.codes + at);
+    /// Where codes of these rows go next: the room whose codes were made longest ago.
+    fn codes_for(&self, x: Option<&Quantised>) -> args::Fifteen {
+        x.map_or_else(args::Fifteen::default, |x| self.codes_at(self.next_codes, x))
+    }
+    /// Codes of these rows, where they are kept.
+    fn codes_of(&self, x: &Quantised) -> Option<args::Fifteen> {
+        let i = self.quantised.iter().position(|q| q.as_ref() == Some(x))?;
+        Some(self.codes_at(i, x))
+    }
+    fn codes_at(&self, i: usize, x: &Quantised) -> args::Fifteen {
+        let base = self.codes + i as u64 * Self::CODES;
+        let [hi, lo, meta] = scratch::fifteen(&mut Cut::default(), x.rows as u64, x.cols).map(|at| base + at);
         args::Fifteen { hi, lo, meta }
+    }
+    /// Says whose codes were made where [`codes_for`](Self::codes_for) said.
+    fn hold(&mut self, x: Quantised) {
+        self.quantised[self.next_codes] = Some(x);
+        self.next_codes = (self.next_codes + 1) % ROOMS;
     }
     /// Enqueues the products that wait, as one grid.
     pub(super) fn flush(&mut self) -> Result<()> {
@@ -331,9 +348,7 @@ impl Cuda {
     }
     /// Codes of rows that were written to are worth nothing.
     fn forget(&mut self, s: &Span) {
-        if self.quantised.is_some_and(|q| q.span.meets(s)) {
-            self.quantised = None;
-        }
+        self.quantised.iter_mut().filter(|q| q.is_some_and(|q| q.span.meets(s))).for_each(|q| *q = None);
     }
     fn wrote_view(&mut self, v: &View) -> Result<()> {
         self.forget(&Span::of(self, v));
@@ -458,12 +473,12 @@ fn attention(
     if scratch::on_tensor_cores_by_row(st) {
         let kernel = d.kernels.get(&format!("few_{}_{}", history(st.fmt), st.d))?;
         d.launch(kernel, [parts, st.heads, rows.n], 256, super::kernels::few_shared(st.d), &a)?;
-        return d.launch(d.kernels.get("attention_meet")?, [rows.n * q.heads, 1, 1], 128, 0, &a);
+        return d.launch(d.kernels.get("attention_meet")?, [rows.n * q.heads, 1, 1], 256, 0, &a);
     }
     let (name, heads) = if st.fmt == KvFormat::F32 { ("attention_few_f32", 4) } else { ("attention_few_bf16", 8) };
     let shared = heads * (st.d + 64 + 3) * 4;
     d.launch(d.kernels.get(name)?, [parts, st.heads, rows.n], 256, shared, &a)?;
-    d.launch(d.kernels.get("attention_meet")?, [rows.n * q.heads, 1, 1], 128, 0, &a)
+    d.launch(d.kernels.get("attention_meet")?, [rows.n * q.heads, 1, 1], 256, 0, &a)
 }
 
 fn gated_delta(d: &Cuda, x: [&View; 4], v: [Ptr; 2], g: &GdnShape, st: &RecView, rows: &Rows) -> Result<()> {
@@ -496,8 +511,8 @@ fn gated_delta(d: &Cuda, x: [&View; 4], v: [Ptr; 2], g: &GdnShape, st: &RecView,
         slots: st.slots as i32,
     };
     let grid = [g.n_v, g.d_v.div_ceil(32), rows.seqs];
-    // Queries, keys, values and two numbers of sixteen rows.
-    d.launch(d.kernels.get(name)?, grid, 128, 16 * (2 * width + 32 + 2) * 4, &a)
+    // Queries, keys, values and three numbers of sixteen rows.
+    d.launch(d.kernels.get(name)?, grid, 128, 16 * (2 * width + 32 + 3) * 4, &a)
 }
 
 /// Operands of an expert group.
@@ -568,12 +583,15 @@ fn experts(d: &Cuda, room: Ptr, g: &Group) -> Result<()> {
             tiles.product(d, &g.e.gate, h, k, d.view(g.mid)?, gate_bias?)?;
             tiles.product(d, &g.e.up, h, k, up, up_bias?)?;
             let mid = d.view(g.mid)?;
-            d.each("glu", elements(g.mid), &args::Glu { out: mid, gate: mid, up, to: args::Fifteen::default(), glu: kind(g.e.glu), pad: 0 })?;
+            d.each(
+                "glu",
+                elements(g.mid),
+                &args::Glu { out: mid, gate: mid, up, to: args::Fifteen::default(), glu: kind(g.e.glu), pad: 0 },
+            )?;
         } else {
             let h = Quantised::of(d, g.h)?;
             let q = match scratch::is_block(&g.e.gate.first) {
-                true if d.quantised == Some(h) => d.codes_of(Some(&h)),
-                true => quantise(d, room, at.h, g.h)?,
+                true => d.codes_of(&h).map_or_else(|| quantise(d, room, at.h, g.h), Ok)?,
                 false => args::Fifteen::default(),
             };
             let (mid, h, gate, up) = (d.view(g.mid)?, d.view(g.h)?, d.set(&g.e.gate)?, d.set(&g.e.up)?);
@@ -581,7 +599,7 @@ fn experts(d: &Cuda, room: Ptr, g: &Group) -> Result<()> {
             let glu = kind(g.e.glu);
             let a = args::GateUp { mid, h, q, to: codes, gate, up, c: g.chosen, gate_bias, up_bias, glu, pad: 0 };
             let kernel = d.kernels.of("expert_group", "gate_up_*", &g.e.gate.first.fmt)?;
-            d.launch(kernel, [g.mid.cols.div_ceil(32), entries, 1], 256, 0, &a)?;
+            d.launch(kernel, [g.mid.cols.div_ceil(32), entries, 1], 512, 0, &a)?;
         }
     }
     if g.part == Part::GateUp {

@@ -212,36 +212,42 @@ template <int R> DEV void back(const float* from, float* out, float by, int laye
 #pragma unroll
   for (int r = 0; r < R; r++) out[lane + 32 * r] = y[r] * by;
 }
-// Partitions of a (row, head) meet in a tree that their number alone decides.
-extern "C" __global__ void attention_meet(AttnArgs a) {
+// Partitions of a (row, head) meet in their order.
+extern "C" __global__ void __launch_bounds__(256) attention_meet(AttnArgs a) {
+  __shared__ float weight[PARTS], y[512], whole;
   begin();
-  int row = blockIdx.x / a.q.heads, head = blockIdx.x % a.q.heads, d = a.st.d;
+  int row = blockIdx.x / a.q.heads, head = blockIdx.x % a.q.heads, d = a.st.d, lane = threadIdx.x & 31;
   Cut cut = cut_of(a, *i32(a.rows.pos, row));
-  int parts = min(cut.parts, a.room);
-  for (int step = 1; step < parts; step *= 2) {
-    for (int part = 0; part + step < parts; part += 2 * step) {
-      float *x = held(a, row, head, part), *y = held(a, row, head, part + step);
-      float m = fmaxf(x[0], y[0]), bx = expf(x[0] - m), by = expf(y[0] - m);
-      __syncthreads();
-      for (int i = threadIdx.x + 1; i < d + 2; i += blockDim.x) x[i] = fmaf(y[i], by, x[i] * bx);
-      if (threadIdx.x == 0) x[0] = m;
-      __syncthreads();
-    }
+  int parts = min(cut.parts, a.room), each = d + 2;
+  const float* first = held(a, row, head, 0);
+  if (threadIdx.x < 32) {
+    static_assert(PARTS == 64, "two partitions a lane");
+    float m0 = lane < parts ? first[lane * each] : -INF, m1 = lane + 32 < parts ? first[(lane + 32) * each] : -INF;
+    float l0 = lane < parts ? first[lane * each + 1] : 0.f, l1 = lane + 32 < parts ? first[(lane + 32) * each + 1] : 0.f;
+    float sink = a.sinks ? a.sinks[head] : -INF, m = fmaxf(warp_max(fmaxf(m0, m1)), sink);
+    float w0 = lane < parts ? expf(m0 - m) : 0.f, w1 = lane + 32 < parts ? expf(m1 - m) : 0.f;
+    float sum = warp_sum(fmaf(l0, w0, l1 * w1));
+    weight[lane] = w0;
+    weight[lane + 32] = w1;
+    if (lane == 0) whole = sum + (a.sinks ? expf(sink - m) : 0.f);
   }
-  float *x = held(a, row, head, 0), sink = a.sinks ? a.sinks[head] : -INF, m = fmaxf(x[0], sink), own = expf(x[0] - m);
-  float total = x[1] * own + (a.sinks ? expf(sink - m) : 0.f), by = own / total;
-  float* out = f32(a.out, row, head);
-  if (!rotated(a.st.fmt)) {
-    for (int i = threadIdx.x; i < d; i += blockDim.x) out[i] = x[2 + i] * by;
-    return;
+  __syncthreads();
+  float by = 1.f / whole, *out = f32(a.out, row, head);
+  for (int c = threadIdx.x; c < d; c += blockDim.x) {
+    float sum = 0.f;
+#pragma unroll 8
+    for (int i = 0; i < parts; i++) sum = fmaf(first[i * each + 2 + c], weight[i], sum);
+    if (rotated(a.st.fmt)) y[c] = sum;
+    else out[c] = sum * by;
   }
+  if (!rotated(a.st.fmt)) return;
   // Values were weighed as they are stored; one rotation back for all of them.
   __syncthreads();
   if (threadIdx.x >= 32) return;
   int kv = head / (a.q.heads / a.st.heads);
   by *= 1.f / sqrtf((float)d);
-  if (d == 64) back<2>(x + 2, out, by, a.st.layer, kv);
-  else if (d == 128) back<4>(x + 2, out, by, a.st.layer, kv);
-  else if (d == 256) back<8>(x + 2, out, by, a.st.layer, kv);
-  else back<16>(x + 2, out, by, a.st.layer, kv);
+  if (d == 64) back<2>(y, out, by, a.st.layer, kv);
+  else if (d == 128) back<4>(y, out, by, a.st.layer, kv);
+  else if (d == 256) back<8>(y, out, by, a.st.layer, kv);
+  else back<16>(y, out, by, a.st.layer, kv);
 }

@@ -7,9 +7,11 @@
 // Two centroids by byte, once for each lane so that no two lanes of a warp meet in a bank: 32 KiB.
 static constexpr int TABLE_BYTES = 256 * 128;
 DEV void fill_table(u32* table, int d) {
+  // A lane has a centroid; a warp writes whole rows.
+  float mine = centroid(d, threadIdx.x & 15);
   for (int i = threadIdx.x; i < 256 * 32; i += blockDim.x) {
     int byte = i >> 5;
-    table[i] = pack(centroid(d, byte & 15), centroid(d, byte >> 4));
+    table[i] = pack(__shfl_sync(FULL, mine, byte & 15), __shfl_sync(FULL, mine, byte >> 4));
   }
 }
 // The pair that byte `b` of a word names; `table` is this lane's column.

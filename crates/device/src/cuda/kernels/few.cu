@@ -38,7 +38,7 @@ template <int FMT, int D> DEV void few(const AttnArgs& a) {
   u32* table = (u32*)mem;
   const u8* mine = mem + 4 * lane;
   __nv_bfloat16* qs = (__nv_bfloat16*)(mem + TABLE_BYTES);
-  constexpr int QD = D + 8;  // rows of queries, so that eight of them lie in different banks
+  constexpr int QD = D + 32;  // rows of queries half of all banks apart
   constexpr float LOG2E = 1.4426950408889634f;
   for (int h0 = 0; h0 < group; h0 += HEADS) {
     int heads = min(HEADS, group - h0);
@@ -59,16 +59,27 @@ template <int FMT, int D> DEV void few(const AttnArgs& a) {
     __syncthreads();
     float acc[D / 16][4] = {}, max[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
     const float by = a.scale * LOG2E * (rotated(FMT) ? unit_of<FMT>(D) : 1.f);
-    for (int at = (start & ~15) + 16 * warp; at < end; at += 16 * WARPS) {
-      long page = page_of(a.st, a.rows, seq, at);
-      if (page < 0) break;
-      u8 *ks = block_at(a.st, FMT, D, page, 0, kv), *vs = block_at(a.st, FMT, D, page, 1, kv);
+    // Keys of a tile are asked for while the one before it is weighed.
+    u32 kw[2][S::KW];
+    float sk[2];
+    auto ask = [&](int at) {
+      long page = at < end ? page_of(a.st, a.rows, seq, at) : -1;
+      if (page < 0) return page;
+      u8* ks = block_at(a.st, FMT, D, page, 0, kv);
       int in = at & 255;
-      u32 kw[2][S::KW], vw[4][S::VW];
 #pragma unroll
-      for (int i = 0; i < 2; i++)
+      for (int i = 0; i < 2; i++) {
 #pragma unroll
         for (int w = 0; w < S::KW; w++) kw[i][w] = *(const u32*)(ks + byte_at(FMT, D, 0, in + g + 8 * i, 4 * (4 * w + t)));
+        sk[i] = rotated(FMT) ? by * __half2float(scales_of(ks, FMT, D)[in + g + 8 * i]) : by;
+      }
+      return page;
+    };
+    int at = (start & ~15) + 16 * warp;
+    for (long page = ask(at); page >= 0;) {
+      u8* vs = block_at(a.st, FMT, D, page, 1, kv);
+      int in = at & 255;
+      u32 vw[4][S::VW];
       // Keys 2t, 2t + 1, 2t + 8, 2t + 9. What was not written yet may be no number, which no weight makes harmless.
 #pragma unroll
       for (int i = 0; i < 4; i++) {
@@ -77,13 +88,10 @@ template <int FMT, int D> DEV void few(const AttnArgs& a) {
 #pragma unroll
         for (int w = 0; w < S::VW; w++) vw[i][w] = seen ? *(const u32*)(vs + byte_at(FMT, D, 1, in + key, 4 * (8 * w + g))) : 0;
       }
-      float sk[2] = {by, by}, sv[2] = {1.f, 1.f};
+      float sv[2] = {1.f, 1.f};
       if (rotated(FMT)) {
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-          sk[i] = by * __half2float(scales_of(ks, FMT, D)[in + g + 8 * i]);
-          sv[i] = unit_of<FMT>(D) * __half2float(scales_of(vs, FMT, D)[in + g + 8 * i]);
-        }
+        for (int i = 0; i < 2; i++) sv[i] = unit_of<FMT>(D) * __half2float(scales_of(vs, FMT, D)[in + g + 8 * i]);
       }
       float s[4] = {};
 #pragma unroll
@@ -115,6 +123,8 @@ template <int FMT, int D> DEV void few(const AttnArgs& a) {
         s[e] = key >= start && key < end ? s[e] * sk[e >> 1] : -INF;
         top[e & 1] = fmaxf(top[e & 1], s[e]);
       }
+      at += 16 * WARPS;
+      if (rotated(FMT)) page = ask(at);
       float keep[2], base[2];
 #pragma unroll
       for (int i = 0; i < 2; i++) {
@@ -153,53 +163,42 @@ template <int FMT, int D> DEV void few(const AttnArgs& a) {
           u32 af[4] = {__byte_perm(v[0], v[1], 0x5410), __byte_perm(v[0], v[1], 0x7632), __byte_perm(v[2], v[3], 0x5410), __byte_perm(v[2], v[3], 0x7632)};
           mma(acc[w * PAIRS + j], af, p);
         }
+      // Wide words leave no registers to ask earlier.
+      if (!rotated(FMT)) page = ask(at);
     }
 #pragma unroll
     for (int i = 0; i < 2; i++)
 #pragma unroll
       for (int d = 4; d < 32; d *= 2) sum[i] += __shfl_xor_sync(FULL, sum[i], d);
-    // Warps meet in a tree: upper halves hand over, lower halves add. [warp][2 + D][8 heads]
+    // Warps meet in a tree: upper halves hand over, lower halves add. Lanes of all warps hold the same columns and heads.
     float* meet = (float*)mem;
-    constexpr int EACH = (D + 2) * HEADS;
+    constexpr int EACH = D / 4 + 4;
     for (int half = WARPS / 2; half > 0; half /= 2) {
       __syncthreads();
       if (warp >= half && warp < 2 * half) {
-        float* to = meet + (warp - half) * EACH;
-        if (g == 0)
+        float* to = meet + (warp - half) * EACH * 32 + lane;
 #pragma unroll
-          for (int i = 0; i < 2; i++) {
-            to[2 * t + i] = max[i];
-            to[HEADS + 2 * t + i] = sum[i];
-          }
+        for (int i = 0; i < 2; i++) {
+          to[32 * i] = max[i];
+          to[32 * (2 + i)] = sum[i];
+        }
 #pragma unroll
-        for (int w = 0; w < S::VW; w++)
-#pragma unroll
-          for (int j = 0; j < PAIRS; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-              to[(2 + value_elem<FMT, D>(w, g) + 2 * j + (e >> 1)) * HEADS + 2 * t + (e & 1)] = acc[w * PAIRS + j][e];
+        for (int i = 0; i < D / 4; i++) to[32 * (4 + i)] = acc[i / 4][i % 4];
       }
       __syncthreads();
       if (warp < half) {
-        const float* from = meet + warp * EACH;
+        const float* from = meet + warp * EACH * 32 + lane;
         float bx[2], by2[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-          float other = from[2 * t + i], m = fmaxf(max[i], other), b = m == -INF ? 0.f : m;
+          float other = from[32 * i], m = fmaxf(max[i], other), b = m == -INF ? 0.f : m;
           bx[i] = exp2f(max[i] - b);
           by2[i] = exp2f(other - b);
           max[i] = m;
-          sum[i] = fmaf(from[HEADS + 2 * t + i], by2[i], sum[i] * bx[i]);
+          sum[i] = fmaf(from[32 * (2 + i)], by2[i], sum[i] * bx[i]);
         }
 #pragma unroll
-        for (int w = 0; w < S::VW; w++)
-#pragma unroll
-          for (int j = 0; j < PAIRS; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-              float y = from[(2 + value_elem<FMT, D>(w, g) + 2 * j + (e >> 1)) * HEADS + 2 * t + (e & 1)];
-              acc[w * PAIRS + j][e] = fmaf(y, by2[e & 1], acc[w * PAIRS + j][e] * bx[e & 1]);
-            }
+        for (int i = 0; i < D / 4; i++) acc[i / 4][i % 4] = fmaf(from[32 * (4 + i)], by2[i & 1], acc[i / 4][i % 4] * bx[i & 1]);
       }
     }
     __syncthreads();
@@ -224,7 +223,7 @@ template <int FMT, int D> DEV void few(const AttnArgs& a) {
   }
 }
 #define FEW(NAME, FMT, D) \
-  extern "C" __global__ void __launch_bounds__(32 * WARPS, rotated(FMT) && D <= 256 ? 2 : 1) few_##NAME##_##D(AttnArgs a) { begin(); few<FMT, D>(a); }
+  extern "C" __global__ void __launch_bounds__(32 * WARPS, FMT == KV_TQ4 && D <= 256 ? 2 : 1) few_##NAME##_##D(AttnArgs a) { begin(); few<FMT, D>(a); }
 #define FEWS(NAME, FMT) FEW(NAME, FMT, 64) FEW(NAME, FMT, 128) FEW(NAME, FMT, 256) FEW(NAME, FMT, 512)
 FEWS(bf16, KV_BF16)
 FEWS(q8, KV_Q8)

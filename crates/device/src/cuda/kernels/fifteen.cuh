@@ -9,13 +9,15 @@ struct Fifteen { uint4 *hi, *lo; float2* meta; };
 // A warp's 32 elements, one a lane, as group `g` of a row.
 DEV void quantise_group(const Fifteen& to, long row, int g, int groups, float x) {
   int lane = threadIdx.x & 31;
-  float max = warp_max(fabsf(x));
-  bool bad = __any_sync(FULL, !(fabsf(x) < INF));
+  // Magnitudes order like their bits, and what is no number or infinite is above all others.
+  u32 most = __reduce_max_sync(FULL, __float_as_uint(fabsf(x)));
+  bool bad = most >= 0x7f800000u;
+  float max = __uint_as_float(most);
   float d = max / 16256.f, by = max == 0.f ? 0.f : 16256.f / max;
   // A maximum so small that its inverse overflows: nothing of it would be left in a product.
   if (!(by < INF)) by = 0.f;
   int q = bad ? 0 : __float2int_rn(x * by), h = (q + 64) >> 7, l = q - 128 * h;
-  int sum = warp_sum(q);
+  int sum = __reduce_add_sync(FULL, q);
   long at = (row * 2 + (lane >> 4)) * groups + g;
   ((i8*)(to.hi + at))[lane & 15] = h;
   ((i8*)(to.lo + at))[lane & 15] = l;

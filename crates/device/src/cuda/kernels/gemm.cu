@@ -124,18 +124,17 @@ template <int F, int BM, int WM> DEV void gemm(const GemmArgs& a) {
     commit();
   };
   auto fetch_w = [&](int k) { wt.fetch(w, wthere ? n0 + wrow : 0, min(2 * k + half, groups - 1), groups); };
+  auto store_w = [&](int k, int buf) { wt.store(ws + buf * BN * 128, wrow, half, 2 * k + half, wthere && 2 * k + half < groups); };
   float acc[MT][NT][4] = {};
   fetch_w(0);
   copy_x(0, 0);
+  store_w(0, 0);
+  if (steps > 1) fetch_w(1);
   for (int k = 0; k < steps; k++) {
     int buf = k & 1;
-    wt.store(ws + buf * BN * 128, wrow, half, 2 * k + half, wthere && 2 * k + half < groups);
     wait_all();
     __syncthreads();
-    if (k + 1 < steps) {
-      fetch_w(k + 1);
-      copy_x(k + 1, buf ^ 1);
-    }
+    if (k + 1 < steps) copy_x(k + 1, buf ^ 1);
     u32 xb = xs + buf * BM * 128, wb = ws + buf * BN * 128;
 #pragma unroll
     for (int kk = 0; kk < BK / 16; kk++) {
@@ -149,6 +148,11 @@ template <int F, int BM, int WM> DEV void gemm(const GemmArgs& a) {
       for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int n = 0; n < NT; n++) mma(acc[m][n], xa[m], &wf[n >> 1][2 * (n & 1)]);
+      // The next tile's weights are taken apart while tensor cores are busy with this one's.
+      if (kk == 0 && k + 1 < steps) {
+        store_w(k + 1, buf ^ 1);
+        if (k + 2 < steps) fetch_w(k + 2);
+      }
     }
   }
 #pragma unroll

@@ -69,38 +69,35 @@ template <int F, int B, int R> DEV void blocks(const SetArgs& a) {
     }
 }
 
-// Floats: a lane has four neighbouring elements at a time where rows are aligned, one at the ragged end.
+// Four neighbouring floats of a row of weights; `aligned`: they lie in one piece.
+template <int F> DEV float4 four(const u8* w, long at, int left, bool aligned) {
+  if (aligned && F == F32) return __ldg((const float4*)((const float*)w + at));
+  if (aligned) {
+    uint2 v = __ldg((const uint2*)((const u16*)w + at));
+    if (F == BF16) return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u), __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
+    return make_float4(half_of(v.x), half_of(v.x >> 16), half_of(v.y), half_of(v.y >> 16));
+  }
+  return make_float4(plain<F>(w, at), left > 1 ? plain<F>(w, at + 1) : 0.f, left > 2 ? plain<F>(w, at + 2) : 0.f, left > 3 ? plain<F>(w, at + 3) : 0.f);
+}
+// Floats: a lane has four neighbouring elements at a time.
 template <int F, int B, int R> DEV void floats(const LinearArgs& a) {
   begin();
   int lane = threadIdx.x & 31, k = a.w.k;
   int n0 = (blockIdx.x * WARPS + (threadIdx.x >> 5)) * R, row0 = blockIdx.y * B;
   if (n0 >= a.w.n) return;
+  bool aligned = k % 4 == 0 && (u64)a.w.q % 16 == 0, rows_too = (u64)a.x.p % 16 == 0 && a.x.s0 % 4 == 0;
   float acc[R][B] = {};
+#pragma unroll 4
   for (int i = lane * 4; i < k; i += 128) {
-    float w[R][4];
+    float4 w[R];
 #pragma unroll
-    for (int r = 0; r < R; r++) {
-      long at = (long)min(n0 + r, a.w.n - 1) * a.w.step * k + i;
-      if (F != F32 && k % 4 == 0) {
-        uint2 v = __ldg((const uint2*)((const u16*)a.w.q + at));
-        const u16 e[4] = {(u16)v.x, (u16)(v.x >> 16), (u16)v.y, (u16)(v.y >> 16)};
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-          w[r][j] = F == BF16 ? __uint_as_float((u32)e[j] << 16) : __half2float(__ushort_as_half(e[j]));
-      } else {
-#pragma unroll
-        for (int j = 0; j < 4; j++) w[r][j] = i + j < k ? plain<F>(a.w.q, at + j) : 0.f;
-      }
-    }
+    for (int r = 0; r < R; r++) w[r] = four<F>(a.w.q, (long)min(n0 + r, a.w.n - 1) * a.w.step * k + i, k - i, aligned);
 #pragma unroll
     for (int b = 0; b < B; b++) {
       const float* x = f32(a.x, min(row0 + b, a.x.rows - 1), 0) + i;
+      float4 v = aligned && rows_too ? *(const float4*)x : make_float4(x[0], k - i > 1 ? x[1] : 0.f, k - i > 2 ? x[2] : 0.f, k - i > 3 ? x[3] : 0.f);
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
-        float v = i + j < k ? x[j] : 0.f;
-#pragma unroll
-        for (int r = 0; r < R; r++) acc[r][b] = fmaf(w[r][j], v, acc[r][b]);
-      }
+      for (int r = 0; r < R; r++) acc[r][b] = fmaf(w[r].w, v.w, fmaf(w[r].z, v.z, fmaf(w[r].y, v.y, fmaf(w[r].x, v.x, acc[r][b]))));
     }
   }
 #pragma unroll

@@ -34,11 +34,11 @@ template <int F> DEV float float_dot(const Mat& m, int n, const float* x) {
 
 // Biases are [experts, outputs], null where absent. `to`: codes of mid, where they are wanted.
 struct GateUpArgs { View mid, h; Fifteen q, to; MatSet gate, up; Chosen c; const float *gate_bias, *up_bias; GluKind glu; int pad; };
-// A block has 32 outputs of one (row, rank), a warp four of them.
+// A block has 32 outputs of one (row, rank), a warp two of them.
 template <int F> DEV void gate_up(const GateUpArgs& a) {
   __shared__ float made[32];
   begin();
-  constexpr int EACH = 32 / WARPS;
+  constexpr int EACH = 2;
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, i0 = blockIdx.x * 32 + warp * EACH, entry = blockIdx.y, row = entry / a.c.k;
   int s = slot(a.c, row, entry % a.c.k);
   if (s < 0) return;
@@ -110,7 +110,7 @@ template <int F> DEV void down(const DownArgs& a) {
     f32(a.parts, row, rank)[i] = a.bias ? y + a.bias[(long)i32(a.c.ids, row)[rank] * a.parts.cols + i] : y;
 }
 #define EXPERTS(NAME, F)                                                                                  \
-  extern "C" __global__ void __launch_bounds__(32 * WARPS) gate_up_##NAME(GateUpArgs a) { gate_up<F>(a); } \
+  extern "C" __global__ void __launch_bounds__(512) gate_up_##NAME(GateUpArgs a) { gate_up<F>(a); } \
   extern "C" __global__ void __launch_bounds__(32 * WARPS) down_##NAME(DownArgs a) { down<F>(a); }
 EXPERTS(f32, F32)
 EXPERTS(f16, F16)

@@ -68,15 +68,6 @@ struct DeltaArgs {
   int n_k, n_v, d_k, d_v, mod, state_elems, slots;
 };
 
-// q and k of a row and head, of unit length, q scaled by d_k^-0.5. One warp each.
-DEV void unit(const float* x, float* to, int d, float scale) {
-  int lane = threadIdx.x & 31;
-  float sum = 0.f;
-  for (int i = lane; i < d; i += 32) sum = fmaf(x[i], x[i], sum);
-  float by = scale / sqrtf(warp_sum(sum) + 1e-6f);
-  for (int i = lane; i < d; i += 32) to[i] = x[i] * by;
-}
-
 static constexpr int COLS = 32;  // columns of a state that a block keeps in registers
 static constexpr int TILE = 16;  // rows whose operands lie in shared memory together
 
@@ -88,11 +79,11 @@ template <int R> DEV void delta(const DeltaArgs& a) {
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, i0 = lane >> 2, h = blockIdx.x, seq = blockIdx.z;
   int pair = warp * 8 + 2 * (lane & 3), col = blockIdx.y * COLS + pair, width = 8 * R;
   float *q = mem, *k = q + TILE * width, *v = k + TILE * width, *keep = v + TILE * COLS, *beta = keep + TILE;
+  int* slots = (int*)(beta + TILE);
   int kh = a.mod ? h % a.n_k : h / (a.n_v / a.n_k);
-  int first = 0;
+  int first = 0, from = *i32(a.rows.rec_from, seq);
   while (first < a.rows.n && *i32(a.rows.seq_of, first) != seq) first++;
   if (first == a.rows.n) return;
-  int from = *i32(a.rows.rec_from, seq);
   auto at = [&](int slot, int i, int c) -> float& {
     return a.state[(long)slot * a.state_elems + ((long)h * a.d_k + i0 + 8 * i) * a.d_v + col + c];
   };
@@ -103,16 +94,31 @@ template <int R> DEV void delta(const DeltaArgs& a) {
 #pragma unroll
     for (int c = 0; c < 2; c++) s[i][c] = from >= 0 && held(i, c) ? at(from, i, c) : 0.f;
   for (int row0 = first; row0 < a.rows.n && *i32(a.rows.seq_of, row0) == seq; row0 += TILE) {
-    int n = 0;
-    while (n < TILE && row0 + n < a.rows.n && *i32(a.rows.seq_of, row0 + n) == seq) n++;
+    int mine = row0 + (lane & 15);
+    bool here = lane < TILE && mine < a.rows.n && *i32(a.rows.seq_of, mine) == seq;
+    int n = __popc(__ballot_sync(FULL, here));
     __syncthreads();
-    for (int u = warp; u < 2 * n; u += 4) {
-      int r = u >> 1;
-      bool is_k = u & 1;
-      const float* x = f32(a.qkv, row0 + r, 0) + (long)(is_k ? a.n_k + kh : kh) * a.d_k;
-      float* to = (is_k ? k : q) + r * width;
-      unit(x, to, a.d_k, is_k ? 1.f : 1.f / sqrtf((float)a.d_k));
-      for (int i = a.d_k + lane; i < width; i += 32) to[i] = 0.f;
+    // Queries and keys of unit length: a warp has eight of them, asked for at once.
+    constexpr int UNITS = 2 * TILE / 4, E = R / 4;
+    float e[UNITS][E];
+#pragma unroll
+    for (int j = 0; j < UNITS; j++) {
+      int u = warp + 4 * j, r = u >> 1;
+      if (r >= n) break;
+      const float* x = f32(a.qkv, row0 + r, 0) + (long)(u & 1 ? a.n_k + kh : kh) * a.d_k;
+#pragma unroll
+      for (int i = 0; i < E; i++) e[j][i] = lane + 32 * i < a.d_k ? x[lane + 32 * i] : 0.f;
+    }
+#pragma unroll
+    for (int j = 0; j < UNITS; j++) {
+      int u = warp + 4 * j;
+      if ((u >> 1) >= n) break;
+      float sum = 0.f;
+#pragma unroll
+      for (int i = 0; i < E; i++) sum = fmaf(e[j][i], e[j][i], sum);
+      float by = (u & 1 ? 1.f : 1.f / sqrtf((float)a.d_k)) / sqrtf(warp_sum(sum) + 1e-6f);
+#pragma unroll
+      for (int i = 0; i < E; i++) (u & 1 ? k : q)[(u >> 1) * width + lane + 32 * i] = e[j][i] * by;
     }
     for (int u = threadIdx.x; u < n * COLS; u += blockDim.x) {
       int r = u / COLS, c = blockIdx.y * COLS + u % COLS;
@@ -121,6 +127,7 @@ template <int R> DEV void delta(const DeltaArgs& a) {
     if (threadIdx.x < n) {
       int row = row0 + threadIdx.x;
       float t = f32(a.a, row, 0)[h] + a.dt[h];
+      slots[threadIdx.x] = *i32(a.rows.rec_to, row);
       beta[threadIdx.x] = sigmoid(f32(a.b, row, 0)[h]);
       keep[threadIdx.x] = expf(a.decay[h] * (t > 20.f ? t : log1pf(expf(t))));
     }
@@ -157,7 +164,7 @@ template <int R> DEV void delta(const DeltaArgs& a) {
         for (int d = 4; d < 32; d *= 2) y[c] += __shfl_xor_sync(FULL, y[c], d);
         if (lane < 4 && col + c < a.d_v) f32(a.out, row0 + r, h)[col + c] = y[c];
       }
-      int to = *i32(a.rows.rec_to, row0 + r);
+      int to = slots[r];
       if (to >= 0) {
 #pragma unroll
         for (int i = 0; i < R; i++)

@@ -10,12 +10,18 @@ DEV u64 random_word(u64 counter) {
   z = (z ^ z >> 27) * 0x94d049bb133111ebull;
   return z ^ z >> 31;
 }
-// Sign bit of element i of the keys (plane 0) or values (plane 1) of a head, as that of a float.
-DEV u32 sign_bit(int layer, int plane, int head, int i) {
-  u64 stream = ((u64)layer << 1 | (u64)plane) << 32 | (u64)head;
-  return (u32)(random_word(stream * 8 + i / 64) >> (i & 63) & 1) << 31;
-}
+// Turns the signs of a warp's elements lane + 32 r of the keys (plane 0) or values (plane 1) of a head.
 DEV float flip(float x, u32 sign) { return __uint_as_float(__float_as_uint(x) ^ sign); }
+template <int R> DEV void flip_signs(float* x, int layer, int plane, int head) {
+  int lane = threadIdx.x & 31;
+  u64 stream = ((u64)layer << 1 | (u64)plane) << 32 | (u64)head;
+#pragma unroll
+  for (int r = 0; r < R; r += 2) {
+    u64 word = random_word(stream * 8 + r / 2);
+    x[r] = flip(x[r], (u32)(word >> lane & 1) << 31);
+    x[r + 1] = flip(x[r + 1], (u32)(word >> (lane + 32) & 1) << 31);
+  }
+}
 
 // x <- H x for a warp that holds element lane + 32 r in x[r]; every element is the same sums and differences in the same
 // order on all backends.
@@ -40,17 +46,13 @@ template <int R> DEV void hadamard(float* x) {
 }
 // x <- H (s x): longer than the rotation by sqrt(d).
 template <int R> DEV void spread(float* x, int layer, int plane, int head) {
-  int lane = threadIdx.x & 31;
-#pragma unroll
-  for (int r = 0; r < R; r++) x[r] = flip(x[r], sign_bit(layer, plane, head, lane + 32 * r));
+  flip_signs<R>(x, layer, plane, head);
   hadamard<R>(x);
 }
 // x <- s H x, longer than the inverse by sqrt(d).
 template <int R> DEV void gather(float* x, int layer, int plane, int head) {
-  int lane = threadIdx.x & 31;
   hadamard<R>(x);
-#pragma unroll
-  for (int r = 0; r < R; r++) x[r] = flip(x[r], sign_bit(layer, plane, head, lane + 32 * r));
+  flip_signs<R>(x, layer, plane, head);
 }
 
 __device__ const float HALVES[4][8] = {

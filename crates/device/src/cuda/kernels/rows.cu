@@ -2,20 +2,38 @@
 #include "fifteen.cuh"
 
 struct NormArgs { View out, x; const float* w; Fifteen to; float eps; int pad; };
-// One block per (row, head). The sum of squares has one order for a number of columns.
-extern "C" __global__ void rms_norm(NormArgs a) {
-  begin();
+// One block per (row, head). The sum of squares has one order for a number of columns. Up to eight columns a thread stay in
+// registers, asked for at once.
+extern "C" __global__ void __launch_bounds__(1024) rms_norm(NormArgs a) {
   __shared__ float shared[32];
-  int row = blockIdx.x / a.x.heads, head = blockIdx.x % a.x.heads;
+  constexpr int MOST = 8;
+  begin();
+  int row = blockIdx.x / a.x.heads, head = blockIdx.x % a.x.heads, cols = a.x.cols;
   const float* x = f32(a.x, row, head);
   float* out = f32(a.out, row, head);
-  float sum = 0.f;
-  for (int c = threadIdx.x; c < a.x.cols; c += blockDim.x) sum = fmaf(x[c], x[c], sum);
-  float scale = 1.f / sqrtf(block_sum(sum, shared) / (float)a.x.cols + a.eps);
-  for (int c = threadIdx.x; c < a.x.cols; c += blockDim.x) {
+  float v[MOST], w[MOST], sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < MOST; i++) {
+    int c = threadIdx.x + i * blockDim.x;
+    v[i] = c < cols ? x[c] : 0.f;
+    w[i] = a.w && c < cols ? a.w[c] : 1.f;
+  }
+#pragma unroll
+  for (int i = 0; i < MOST; i++) sum = fmaf(v[i], v[i], sum);
+  for (int c = threadIdx.x + MOST * blockDim.x; c < cols; c += blockDim.x) sum = fmaf(x[c], x[c], sum);
+  float scale = 1.f / sqrtf(block_sum(sum, shared) / (float)cols + a.eps);
+#pragma unroll
+  for (int i = 0; i < MOST; i++) {
+    int c = threadIdx.x + i * blockDim.x;
+    if (c >= cols) break;
+    v[i] = v[i] * scale * w[i];
+    out[c] = v[i];
+    if (a.to.hi) quantise_group(a.to, row, c >> 5, cols / 32, v[i]);
+  }
+  for (int c = threadIdx.x + MOST * blockDim.x; c < cols; c += blockDim.x) {
     float y = x[c] * scale * (a.w ? a.w[c] : 1.f);
     out[c] = y;
-    if (a.to.hi) quantise_group(a.to, row, c >> 5, a.x.cols / 32, y);
+    if (a.to.hi) quantise_group(a.to, row, c >> 5, cols / 32, y);
   }
 }
 
@@ -136,6 +154,69 @@ struct RouteArgs {
   int k, renormalise, sigmoid, groups, keep;
   float scale;
 };
+// Few enough experts for one warp, without groups: scores and choices stay in registers.
+static constexpr int WARP_EXPERTS = 16;
+extern "C" __global__ void __launch_bounds__(32) route_warp(RouteArgs a) {
+  begin();
+  int row = blockIdx.x, n = a.logits.cols, lane = threadIdx.x;
+  const float* x = f32(a.logits, row, 0);
+  float p[WARP_EXPERTS], choice[WARP_EXPERTS], max = -INF, sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < WARP_EXPERTS; i++) {
+    p[i] = lane + 32 * i < n ? x[lane + 32 * i] : -INF;
+    max = fmaxf(max, p[i]);
+  }
+  max = warp_max(max);
+#pragma unroll
+  for (int i = 0; i < WARP_EXPERTS; i++) {
+    bool there = lane + 32 * i < n;
+    p[i] = !there ? 0.f : a.sigmoid ? sigmoid(p[i]) : expf(p[i] - max);
+    sum += p[i];
+  }
+  sum = warp_sum(sum);
+#pragma unroll
+  for (int i = 0; i < WARP_EXPERTS; i++) {
+    bool there = lane + 32 * i < n;
+    if (!a.sigmoid) p[i] /= sum;
+    choice[i] = there ? p[i] + (a.bias ? a.bias[lane + 32 * i] : 0.f) : -INF;
+  }
+  // Choices as integers that order like them; what is no number orders below everything.
+  u32 key[WARP_EXPERTS];
+#pragma unroll
+  for (int i = 0; i < WARP_EXPERTS; i++) {
+    u32 b = __float_as_uint(choice[i]);
+    key[i] = choice[i] > -INF ? (b >> 31 ? ~b : b | 0x80000000u) : 0;
+  }
+  float total = a.sigmoid ? 1e-20f : 0.f;
+  u32 taken = 0;  // of this lane
+  for (int r = 0; r < a.k; r++) {
+    u32 top = 0, at = 0xffffffffu;
+#pragma unroll
+    for (int i = 0; i < WARP_EXPERTS; i++)
+      if (!(taken >> i & 1)) top = ::max(top, key[i]);
+    top = __reduce_max_sync(FULL, top);
+    // Of equals, and where nothing comparable is left, the lowest id that was not taken.
+#pragma unroll
+    for (int i = WARP_EXPERTS - 1; i >= 0; i--)
+      if (!(taken >> i & 1) && key[i] == top && lane + 32 * i < n) at = lane + 32 * i;
+    at = __reduce_min_sync(FULL, at);
+    float weight = 0.f;
+#pragma unroll
+    for (int i = 0; i < WARP_EXPERTS; i++)
+      if (lane + 32 * i == at) { weight = p[i]; taken |= 1u << i; }
+    weight = __shfl_sync(FULL, weight, at & 31);
+    total += weight;
+    if (lane == 0) {
+      i32(a.ids, row)[r] = at;
+      f32(a.w, row, 0)[r] = weight;
+    }
+  }
+  __syncwarp();
+  for (int r = lane; r < a.k; r += 32) {
+    float* w = f32(a.w, row, 0) + r;
+    *w = *w / (a.renormalise ? total : 1.f) * a.scale * (a.per_expert ? a.per_expert[i32(a.ids, row)[r]] : 1.f);
+  }
+}
 // One block per row: scores, then k rounds of "greatest choice left, lowest id first".
 extern "C" __global__ void route(RouteArgs a) {
   begin();
