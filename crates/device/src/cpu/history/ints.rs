@@ -100,6 +100,7 @@ impl Codes {
     }
     /// Rounds a rotated query to pairs of integers in the order of the keys' words; returns what 1 stands for in a product
     /// with codes.
+    #[inline(always)]
     pub fn query(self, q: &[f32], to: &mut [i32]) -> f32 {
         let (elements, pairs) = self.word();
         let chunk = if matches!(self, Codes::Bytes) { q.len() } else { TOGETHER * elements };
