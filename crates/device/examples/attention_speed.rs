@@ -16,6 +16,8 @@ const HEADS: u32 = 24;
 const KV: u32 = 4;
 const D: u32 = 256;
 const DEPTHS: [u32; 2] = [32 << 10, 128 << 10];
+/// Bytes of a layer's part of a slab.
+const PART: u64 = 8 << 20;
 /// MiB to go round.
 const CYCLE: u64 = 1200;
 
@@ -99,7 +101,7 @@ impl Bench {
         let histories = cycle.div_ceil(pages as u64 * page_bytes) as u32 + u32::from(cycle > 0);
         let histories = histories.max(1);
         let count = pages as u64 * histories as u64;
-        let buf = alloc(&mut dev, count * page_bytes)?;
+        let buf = history(&mut dev, &ledger, count, page_bytes)?;
         let st = StreamView { buf, page_bytes, fmt, heads: KV, d: D, ring: 0, layer: 3, own: None, sink: None };
         let page = page(&st);
         for i in 0..count {
@@ -161,6 +163,18 @@ impl Bench {
         }
         Ok(times)
     }
+}
+
+/// Room for pages, backed slab by slab as in a model's state.
+fn history(dev: &mut Cpu, ledger: &Ledger, count: u64, page_bytes: u64) -> Result<Buf> {
+    let all = dev.reserve_range(count * page_bytes)?;
+    let each = (PART / page_bytes).max(1);
+    for first in (0..count).step_by(each as usize) {
+        let bytes = each.min(count - first) * page_bytes;
+        let part = all.slice(first * page_bytes, bytes).ok_or("a part beyond the range")?;
+        dev.commit_range(part, ledger.reserve(Tier::Host, Class::Kv, "bench", bytes)?)?;
+    }
+    Ok(all)
 }
 
 /// A page of random vectors.

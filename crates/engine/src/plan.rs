@@ -126,7 +126,8 @@ fn refused(of: Subject, ask: &Ask, p: &Plan) -> Result<Refusal> {
     Ok(Refusal::TooLarge { context: p.context, parts: Parts::of(p), guard: p.guard, smaller, formats, parallel })
 }
 
-/// Formats of history that take fewer bytes than the plan's.
+/// Formats of history that take fewer bytes than the plan's; four bits with the pages beside them without which they cost
+/// much (docs/benchmarks.md).
 fn narrower(p: &Plan, family: &dyn Family) -> Vec<KvSpec> {
     let Some(now) = p.kv.first() else { return Vec::new() };
     let heads = |kv: KvSpec| {
@@ -134,7 +135,12 @@ fn narrower(p: &Plan, family: &dyn Family) -> Vec<KvSpec> {
         state::position_bytes(&decls)
     };
     let have = heads(*now);
-    KvFormat::ALL.into_iter().map(KvSpec::of).filter(|&kv| heads(kv) < have).collect()
+    let beside = Some(KvFormat::Bf16);
+    let advised = |main| match main {
+        KvFormat::Tq4 => KvSpec { main, own_page: beside, sink_page: beside },
+        _ => KvSpec::of(main),
+    };
+    KvFormat::ALL.into_iter().map(advised).filter(|&kv| heads(kv) < have).collect()
 }
 
 /// The format of history that loses nothing of the weights' own precision, beside which others are measured: f32 for f32

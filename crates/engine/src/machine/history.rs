@@ -26,13 +26,13 @@ fn one(fmt: KvFormat, bytes: u64, time: Duration) -> Result<HistoryRate> {
     let page_bytes = (2 * HEADS as u64 * PAGE_POSITIONS as u64 * fmt.vector_bytes(D)).next_multiple_of(4096);
     let pages = (bytes / page_bytes).max(1) as u32;
     let ledger = Ledger::new(&[(Tier::Host, pages as u64 * page_bytes + (64 << 20))]);
-    let mut alloc = |dev: &mut Cpu, bytes: u64| -> Result<Buf> {
+    let alloc = |dev: &mut Cpu, bytes: u64| -> Result<Buf> {
         Ok(dev.alloc(ledger.reserve(Tier::Host, Class::Workspace, "doctor", bytes)?)?)
     };
     let buf = alloc(&mut dev, pages as u64 * page_bytes)?;
     // Small numbers in every format, scales included; what they are does not change the time.
     dev.host_mut(buf).into_iter().for_each(|b| b.fill(0x2c));
-    let mut ints = |dev: &mut Cpu, values: &[i32]| -> Result<View> {
+    let ints = |dev: &mut Cpu, values: &[i32]| -> Result<View> {
         let b = alloc(dev, values.len() as u64 * 4)?;
         dev.write(b, &values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>())?;
         Ok(View::dense(b, Act::I32, 1, values.len() as u32))
