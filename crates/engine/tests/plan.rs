@@ -92,7 +92,7 @@ fn what_the_caller_adds_is_planned() {
         |more, guard| o.plan(&OpenOptions { ask: Ask { guard, ..exactly(256) }, more, ..OpenOptions::default() });
     let (alone, served) = (with(0, u64::MAX).unwrap(), with(3 << 20, u64::MAX).unwrap());
     assert_eq!(served.allowance, alone.allowance + (3 << 20));
-    assert!(with(0, alone.total_bytes()).is_ok() && with(1, alone.total_bytes()).is_err());
+    assert!(with(0, alone.total_bytes()).is_ok() && with(4096, alone.total_bytes()).is_err());
 }
 
 /// Layers 3 and 4 read the window of layer 1, layer 5 the history of layer 2.
