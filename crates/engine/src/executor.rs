@@ -7,14 +7,14 @@ use crate::draft::Behind;
 use crate::error::{Error, Result};
 use crate::machine::Watch;
 use crate::plan::{limits, pick_bytes, side_bytes, streams};
-use crate::stream::{MakeReader, Streamed};
+use crate::stream::{MakeReader, Streamed, stream_layers};
 use checkpoint::Checkpoint;
 use device::{Act, Device, GraphKey, Region, RowClass, Rows, View};
-use memory::{Class, Component, KvSpec, Ledger, Plan, Reservation, Tier, TierUsage};
+use memory::{Class, Component, KvSpec, LayerPlan, Ledger, Plan, Reservation, Tier, TierUsage};
 use model::{Carry, Cx, Drafter, Family};
 use state::{Recurrent, SeqId, Span, State};
 use std::sync::atomic::{AtomicBool, Ordering};
-use weights::{Bound, CacheStats, ExpertSource, Listener, Progress, Resident, RowReader, SharedStats, Weights};
+use weights::{Bound, CacheStats, ExpertSource, Listener, Progress, Resident, Role, RowReader, SharedStats, Weights};
 
 /// The operands of one pass over a step's rows.
 pub(crate) struct Pass<'a> {
@@ -65,6 +65,7 @@ fn layers(
     let mut cx = Cx { dev, w: p.resident, st: p.state };
     p.family.embed(&mut cx, p.rows, x)?;
     for l in 0..p.family.spec().n_layers {
+        experts.enter(cx.dev, l)?;
         p.family.mix(&mut cx, l, p.rows, x)?;
         if p.rows.class == RowClass::Few && experts.wants_hints(l + 1) {
             foresee(&mut cx, p, l + 1, x, experts)?;
@@ -129,6 +130,15 @@ impl SideRows {
     }
 }
 
+/// Whether a parameter is read when a model is loaded.
+fn loads(plan: &Plan, b: &Bound) -> bool {
+    let (c, layers) = (b.component, plan.layers.as_ref());
+    let comes_later =
+        |l: &LayerPlan| matches!(c, Component::Layer(n) if b.role == Role::Matrix && l.layers.contains(&n));
+    let absent = plan.weights.iter().any(|w| w.component == c && !plan.is_loaded(w.residency));
+    !absent && !layers.is_some_and(comes_later)
+}
+
 /// Which rows of a prefill give logits.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
@@ -180,7 +190,7 @@ impl Executor {
         let watch = Watch::begin(ledger.clone());
         let arena = plan.workspace.step + plan.workspace.carry;
         let workspace = ledger.reserve_planned(Tier::Host, Class::Workspace, "workspace", arena)?;
-        let loaded = |c: Component| !plan.weights.iter().any(|w| w.component == c && !plan.is_loaded(w.residency));
+        let loaded = |b: &Bound| loads(&plan, b);
         let weights = Weights::open(ck, bounds, loaded, &ledger, dev.as_mut(), on_progress)?;
         let all = |kv: &[KvSpec]| streams(family.as_ref(), kv, plan.draft);
         let mut history = |kv: &[KvSpec]| State::new(&all(kv), limits(&plan), &ledger, dev.as_mut());
@@ -209,12 +219,20 @@ impl Executor {
     }
     /// Makes the cache that the plan says, if it says one. `make` takes the place of this machine's usual reader.
     fn stream(&mut self, ck: &Checkpoint, bounds: &[Bound], make: Option<MakeReader>) -> Result<()> {
-        let Some(slots) = &self.plan.slots else { return Ok(()) };
-        let (_, top_k) = self.family.spec().experts.unwrap_or_default();
-        let of = Streamed { ck, bounds, slots, top_k, ledger: &self.ledger };
-        let cache = of.cache(self.weights.experts().clone(), self.dev.as_mut(), make)?;
-        self.cache = Some(cache.stats());
-        self.arrivals = Some(Box::new(cache));
+        let resident = self.weights.experts().clone();
+        if let Some(slots) = &self.plan.slots {
+            let (_, top_k) = self.family.spec().experts.unwrap_or_default();
+            let of = Streamed { ck, bounds, slots, top_k, ledger: &self.ledger };
+            let cache = of.cache(resident.clone(), self.dev.as_mut(), make)?;
+            self.cache = Some(cache.stats());
+            self.arrivals = Some(Box::new(cache));
+        }
+        let Some(plan) = &self.plan.layers else { return Ok(()) };
+        let inner = self.arrivals.take().unwrap_or_else(|| Box::new(resident));
+        let (stream, mats) = stream_layers(ck, bounds, plan, &self.ledger, inner, self.dev.as_mut(), make)?;
+        self.weights.install(mats);
+        self.cache.get_or_insert(stream.stats());
+        self.arrivals = Some(Box::new(stream));
         Ok(())
     }
     /// Begins with an empty cache of experts again, whose files are read by what `make` makes: how tests let reads fail.

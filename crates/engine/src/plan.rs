@@ -84,7 +84,7 @@ pub fn max_context(of: Subject, ask: &Ask) -> Result<Option<u32>> {
 /// makes every token slower.
 fn balanced(p: &Plan) -> bool {
     let slots = p.slots.as_ref().map_or(u64::MAX, SlotPlan::bytes);
-    p.fits() && p.kv_bytes <= slots / 3
+    p.fits() && p.layers.is_none() && p.kv_bytes <= slots / 3
 }
 
 fn most(of: Subject, ask: &Ask, limit: u32, good: fn(&Plan) -> bool) -> Result<Plan> {
@@ -168,6 +168,7 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
     let mut p = Plan {
         weights,
         slots: None,
+        layers: None,
         kv: vec![ask.kv.unwrap_or_else(|| usual_kv(of.bounds)); layers],
         beside: ask.beside.map_or_else(Vec::new, |kv| vec![kv; layers]),
         context,
@@ -205,7 +206,11 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
     }
     let streamed = slots::stream(of, ask.stream, &p, allowance);
     // Slots of very small experts, or of a few, may take more than all of them side by side.
-    Ok(streamed.filter(|s| ask.stream.slots.is_some() || s.total_bytes() < p.total_bytes()).unwrap_or(p))
+    let p = streamed.filter(|s| ask.stream.slots.is_some() || s.total_bytes() < p.total_bytes()).unwrap_or(p);
+    if p.fits() {
+        return Ok(p);
+    }
+    Ok(slots::stream_layers(of, &p, allowance).unwrap_or(p))
 }
 
 fn kv_fits(decls: &[Decl]) -> Result<(), Refusal> {

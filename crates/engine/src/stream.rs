@@ -1,13 +1,15 @@
-//! A cache of experts, as a plan says.
+//! What is read while a step runs, as a plan says: experts into slots, layers into two buffers.
 
 use crate::error::Result;
 use checkpoint::Checkpoint;
 use device::Device;
+use device::Mat;
 use memory::experts::{PoolSize, usual};
-use memory::{Ledger, SlotPlan};
+use memory::{LayerPlan, Ledger, SlotPlan};
 use weights::io::{Access, Files, RangeReader, reader};
+use weights::layers::{LayerOptions, LayerRuns, LayerStream};
 use weights::record::LayerRecords;
-use weights::{Bound, CachedExperts, CachedOptions, Error, ResidentExperts};
+use weights::{Bound, CachedExperts, CachedOptions, Error, ExpertSource, ResidentExperts, WId};
 
 /// Makes the reader of a checkpoint's files.
 pub type MakeReader<'a> = &'a dyn Fn(&Files) -> std::io::Result<Box<dyn RangeReader>>;
@@ -50,4 +52,22 @@ impl Streamed<'_> {
         };
         Ok(CachedExperts::new(how, resident, dev)?)
     }
+}
+
+/// The streamed layers around a source of experts, and where their matrices will lie.
+pub(crate) fn stream_layers(
+    ck: &Checkpoint,
+    bounds: &[Bound],
+    plan: &LayerPlan,
+    ledger: &Ledger,
+    inner: Box<dyn ExpertSource + Send>,
+    dev: &mut dyn Device,
+    make: Option<MakeReader>,
+) -> Result<(LayerStream, Vec<(WId, Mat)>)> {
+    let layers = LayerRuns::of(bounds).into_iter().filter(|l| plan.layers.contains(&l.layer)).collect();
+    let files = Files::open(ck, Access::Direct)?;
+    let none = |e: std::io::Error| Error::Reader { reader: "none", why: e.to_string() };
+    let reader = make.unwrap_or(&reader)(&files).map_err(none)?;
+    let how = LayerOptions { layers, buffer_bytes: plan.buffer_bytes, files, reader, ledger };
+    Ok(LayerStream::new(how, inner, dev)?)
 }

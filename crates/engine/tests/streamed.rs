@@ -248,3 +248,34 @@ fn files_are_opened_past_the_page_cache_where_that_is_possible() {
     assert!(!cached.is_direct() && cached.align() == 1);
     assert!(direct.align() == if direct.is_direct() { 4096 } else { 1 });
 }
+
+/// A dense model below its size: layers take turns in two buffers, and the bits are those of all of them in memory.
+#[test]
+fn whole_layers_are_read_where_there_are_no_experts_to_leave_out() {
+    for name in ["qwen3_5-b", "gemma3-a"] {
+        let dir = testkit::materialise(name).unwrap();
+        let want = everything(&mut open(dir.path(), StreamAsk::default())).unwrap();
+        let opened = Opened::open(dir.path().to_path_buf()).unwrap();
+        let mut how = how(StreamAsk::default());
+        let whole = opened.plan(&how).unwrap();
+        (how.ask.context, how.ask.guard) = (engine::Context::Exactly(whole.context), whole.total_bytes() - 1);
+        let plan = opened.plan(&how).unwrap();
+        let layers = plan.layers.clone().unwrap();
+        assert!(
+            plan.fits() && layers.layers.len().is_multiple_of(2) && layers.bytes > 2 * layers.buffer_bytes,
+            "{name}"
+        );
+        let mut exec = Model::load(opened, &how, &mut |_| {}).unwrap().exec;
+        assert_eq!(everything(&mut exec).unwrap(), want, "{name}");
+        let before = exec.cache().unwrap().read.bytes;
+        step(&mut exec, 1).unwrap();
+        assert!(exec.cache().unwrap().read.bytes >= before + layers.bytes - layers.buffer_bytes, "{name}");
+        let path = dir.path().join("model.safetensors");
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        let said = everything(&mut exec).unwrap_err().to_string();
+        assert!(said.contains("layer ") && said.contains("model.safetensors"), "{said}");
+        std::fs::write(&path, bytes).unwrap();
+        assert_eq!(everything(&mut exec).unwrap(), want, "{name}");
+    }
+}

@@ -117,6 +117,17 @@ impl SlotPlan {
     }
 }
 
+/// Layers whose matrices are read while others are computed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LayerPlan {
+    /// Which, an even number of them.
+    pub layers: Vec<u32>,
+    /// Bytes of their matrices, which every step reads.
+    pub bytes: u64,
+    /// Bytes of each of the two buffers.
+    pub buffer_bytes: u64,
+}
+
 /// Everything that was decided for serving one model, immutable from then on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
@@ -124,6 +135,8 @@ pub struct Plan {
     pub weights: Vec<WeightShare>,
     /// Where routed experts are kept; `None` where all of them are in memory.
     pub slots: Option<SlotPlan>,
+    /// Layers that are read for every step; `None` where all are in memory.
+    pub layers: Option<LayerPlan>,
     /// Formats of history, one per layer.
     pub kv: Vec<KvSpec>,
     /// Formats of a second history that the same rows are read into, to compare with; empty where there is none.
@@ -159,7 +172,9 @@ pub struct Plan {
 impl Plan {
     /// Bytes of what is in memory all the time: components, and slots.
     pub fn resident_bytes(&self) -> u64 {
-        let here = self.weights.iter().filter(|w| self.is_loaded(w.residency)).map(|w| w.bytes).sum();
+        let streamed = self.layers.as_ref().map_or((0, 0), |l| (l.bytes, 2 * l.buffer_bytes));
+        let here: u64 = self.weights.iter().filter(|w| self.is_loaded(w.residency)).map(|w| w.bytes).sum();
+        let here = here.saturating_sub(streamed.0).saturating_add(streamed.1);
         self.slots.iter().map(SlotPlan::bytes).fold(here, u64::saturating_add)
     }
     /// Whether components kept like this are loaded from the start.

@@ -32,6 +32,18 @@ pub enum Error {
         /// What the system said.
         why: String,
     },
+    /// A layer could not be read.
+    #[error("layer {layer} cannot be read from '{file}' at byte {off}: {why}")]
+    ReadLayer {
+        /// The file.
+        file: Arc<str>,
+        /// The byte where its part begins.
+        off: u64,
+        /// Layer.
+        layer: u32,
+        /// What the system said.
+        why: String,
+    },
     /// Nothing can be read at all any more.
     #[error("the reader ({reader}) cannot go on: {why}")]
     Reader {

@@ -40,6 +40,10 @@ pub struct Wave {
 /// Between [`begin`](Self::begin) and the end of [`next`](Self::next)'s groups every routed expert is handed out
 /// exactly once per half. Few rows: in any order. Many rows: in ascending expert id.
 pub trait ExpertSource {
+    /// A layer is computed next: what is not in memory of the layer itself is brought.
+    fn enter(&mut self, _d: &mut dyn Device, _layer: u32) -> Result<()> {
+        Ok(())
+    }
     /// Starts bringing what `r` needs. Reads ids on the host only if something can be missing.
     fn begin(&mut self, d: &mut dyn Device, r: &Routed) -> Result<Wave>;
     /// The next experts that are ready, `None` when all were handed out.

@@ -10,6 +10,7 @@ mod cached;
 mod error;
 mod experts;
 pub mod io;
+pub mod layers;
 mod load;
 pub mod record;
 mod recorded;

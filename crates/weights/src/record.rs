@@ -172,7 +172,7 @@ fn end(r: &ByteRange) -> u64 {
 }
 
 /// Ranges of one file that touch become one.
-fn joined(parts: &[(ByteRange, usize, usize)]) -> Vec<Run> {
+pub(crate) fn joined(parts: &[(ByteRange, usize, usize)]) -> Vec<Run> {
     let mut sorted: Vec<_> = parts.iter().map(|&(r, proj, _)| (r, proj < 2)).collect();
     sorted.sort_by_key(|(r, _)| (r.file, r.off));
     let mut runs: Vec<Run> = Vec::new();
@@ -188,7 +188,7 @@ fn joined(parts: &[(ByteRange, usize, usize)]) -> Vec<Run> {
     runs
 }
 
-fn mat(b: &Bound) -> Mat {
+pub(crate) fn mat(b: &Bound) -> Mat {
     let row_step = b.side.as_ref().map_or(1, |s| s.row_step);
     Mat { n: b.n, k: b.k, fmt: b.format(), layout: Layout::File, row_step, planes: [None; PLANES] }
 }

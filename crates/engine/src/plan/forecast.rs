@@ -37,9 +37,12 @@ pub struct Streamed {
 
 impl Streamed {
     fn of(p: &Plan, top_k: u32, rate: Option<f64>) -> Option<Self> {
-        let slots = p.slots.as_ref()?;
-        let (mut asked, mut missed, mut bytes) = (0.0, 0.0, 0.0);
-        for pool in &slots.pools {
+        let layers = p.layers.as_ref().map_or(0, |l| l.bytes);
+        if p.slots.is_none() && layers == 0 {
+            return None;
+        }
+        let (mut asked, mut missed, mut bytes) = (0.0, 0.0, layers as f64);
+        for pool in p.slots.iter().flat_map(|s| &s.pools) {
             let chosen = pool.layers.len() as f64 * f64::from(top_k);
             let kept = f64::from(pool.slots - pool.passing) / f64::from(pool.experts.max(1));
             let missing = chosen * (1.0 - kept.min(1.0));

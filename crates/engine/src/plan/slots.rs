@@ -1,7 +1,8 @@
-//! How much room experts get that do not all fit.
+//! How much room experts get that do not all fit, and which layers are read for every step where even that is not enough.
 
 use super::Subject;
-use memory::{Plan, SlotPlan, SlotPool};
+use memory::{LayerPlan, Plan, SlotPlan, SlotPool};
+use weights::layers::LayerRuns;
 use weights::record::{Streaming, streaming};
 
 /// What is asked of streaming.
@@ -69,4 +70,21 @@ fn share(s: &Streaming, room: u64, top_k: u32, most: Option<u32>) -> Vec<SlotPoo
         SlotPool { slots, passing: (slots / PASSING_PART).clamp(1, PASSING), ..p.clone() }
     };
     s.pools.iter().map(sized).collect()
+}
+
+/// Streams as few whole layers of `p` as make it fit, evenly among the others. `None` where not even all of them would do.
+pub(super) fn stream_layers(of: Subject, p: &Plan, allowance: impl Fn(&Plan) -> u64) -> Option<Plan> {
+    let all = LayerRuns::of(of.bounds);
+    for n in (2..=all.len()).step_by(2) {
+        let chosen: Vec<&LayerRuns> = (0..n).map(|i| &all[i * all.len() / n]).collect();
+        let buffer_bytes = chosen.iter().map(|l| l.buffer_bytes()).max()?;
+        let bytes = chosen.iter().map(|l| l.bytes).sum();
+        let layers = Some(LayerPlan { layers: chosen.iter().map(|l| l.layer).collect(), bytes, buffer_bytes });
+        let mut p = Plan { layers, ..p.clone() };
+        p.allowance = allowance(&p);
+        if p.fits() {
+            return Some(p);
+        }
+    }
+    None
 }

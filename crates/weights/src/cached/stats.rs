@@ -64,7 +64,7 @@ impl SharedStats {
     pub fn get(&self) -> CacheStats {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    pub(super) fn set(&self, s: CacheStats) {
+    pub(crate) fn set(&self, s: CacheStats) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = s;
     }
 }
