@@ -35,6 +35,13 @@ pub fn place(opened: Opened, how: &OpenOptions, verbose: bool) -> anyhow::Result
     if let Some(less) = less(how.ask.context, model.exec.plan().context, model.exec.family().spec().context) {
         note(format_args!("note: {less}"));
     }
+    if let Some(l) = &model.exec.plan().layers {
+        let (n, all) = (l.layers.len(), model.exec.family().spec().n_layers);
+        let each = bytes(l.bytes);
+        note(format_args!(
+            "note: {n} of {all} layers do not fit: every token, or piece of a prompt, reads {each} from disk"
+        ));
+    }
     if let Some(s) = &model.exec.plan().slots {
         let (slots, all) = (s.slots().min(s.experts()), s.experts());
         note(format_args!("note: there is room for {slots} of {all} routed experts; the others are read from disk"));

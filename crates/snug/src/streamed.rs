@@ -1,4 +1,4 @@
-//! What reading experts from disk did, for people and in JSON.
+//! What reading experts, or whole layers, from disk did, for people and in JSON.
 
 use crate::output::{bytes, note};
 use engine::{Executor, machine};
@@ -41,7 +41,7 @@ pub struct Streamed {
     /// On their way already when they were asked for.
     pub foreseen: u64,
     pub misses: u64,
-    /// Bytes of the experts that were missing.
+    /// Bytes of the experts that were missing, or of the layers that are never there.
     pub missed_bytes: u64,
     /// Bytes that were read from the files for them.
     pub read_bytes: u64,
@@ -94,10 +94,14 @@ impl Streamed {
     }
     /// As a line of text.
     pub fn describe(&self) -> String {
+        let asked = self.hits + self.foreseen + self.misses;
+        let hits = if asked == 0 {
+            String::new()
+        } else {
+            format!("{:.1}% of {asked} experts in memory, ", self.hit_rate * 100.0)
+        };
         format!(
-            "{:.1}% of {} experts in memory, {} a token read at {:.2} GB/s, {:.0}% of {:.1} s waiting",
-            self.hit_rate * 100.0,
-            self.hits + self.foreseen + self.misses,
+            "{hits}{} a token read at {:.2} GB/s, {:.0}% of {:.1} s waiting",
             bytes(self.read_bytes_per_token),
             self.disk_gbps,
             self.waiting_share * 100.0,
@@ -106,7 +110,7 @@ impl Streamed {
     }
     /// Says it on stderr.
     pub fn say(&self, what: &str) {
-        note(format_args!("experts, {what}: {}", self.describe()));
+        note(format_args!("from disk, {what}: {}", self.describe()));
     }
 }
 

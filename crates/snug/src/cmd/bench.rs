@@ -62,8 +62,8 @@ struct Times {
     prefill: Vec<Duration>,
     decode: Vec<Duration>,
     workspace: Workspace,
-    /// Before and after each counted prompt and answer, where experts are read from disk.
-    experts: Vec<[Moment; 4]>,
+    /// Before and after each counted prompt and answer, where weights are read from disk.
+    streamed: Vec<[Moment; 4]>,
 }
 
 /// Bytes of the step's arena: what the plan says, and the most that was in use.
@@ -98,7 +98,7 @@ fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> any
         if round > 0 {
             times.prefill.push(prefill);
             times.decode.push(decode);
-            times.experts.extend(a0.zip(a1).zip(b0.zip(b1)).map(|((a, b), (c, d))| [a, b, c, d]));
+            times.streamed.extend(a0.zip(a1).zip(b0.zip(b1)).map(|((a, b), (c, d))| [a, b, c, d]));
         } else if let Some(p) = counted {
             p.take();
         }
@@ -189,14 +189,14 @@ struct Report {
     workspace: Workspace,
     #[serde(skip_serializing_if = "Option::is_none")]
     profile: Option<Costs>,
-    /// What reading experts from disk did in each round, where not all of them are in memory.
+    /// What reading from disk did in each round, where not all weights are in memory.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    experts: Vec<Experts>,
+    streamed: Vec<FromDisk>,
 }
 
 /// Of one round.
 #[derive(Serialize)]
-struct Experts {
+struct FromDisk {
     prefill: Streamed,
     decode: Streamed,
 }
@@ -232,15 +232,15 @@ impl Report {
             bound_share: ram.map(|r| achieved / r),
             workspace: times.workspace.clone(),
             profile: None,
-            experts: times.experts.iter().map(|m| experts(a, m)).collect(),
+            streamed: times.streamed.iter().map(|m| from_disk(a, m)).collect(),
         }
     }
 
-    /// What reading experts from disk did, round by round, and how near each came to what the disk alone allows.
-    fn show_experts(&self) -> anyhow::Result<()> {
-        for e in &self.experts {
+    /// What reading from disk did, round by round.
+    fn show_streamed(&self) -> anyhow::Result<()> {
+        for e in &self.streamed {
             for (what, s) in [("prefill", &e.prefill), ("decode", &e.decode)] {
-                output::line(format_args!("experts, {what}: {}", s.describe()))?;
+                output::line(format_args!("from disk, {what}: {}", s.describe()))?;
             }
         }
         Ok(())
@@ -269,7 +269,7 @@ impl Report {
             output::bytes(self.history_bytes_per_token),
             self.achieved_gbps
         ))?;
-        self.show_experts()?;
+        self.show_streamed()?;
         let (Some(ram), Some(share)) = (self.ram_read_gbps, self.bound_share) else {
             note("note: there is too little free memory to measure how fast it is read");
             return Ok(());
@@ -282,8 +282,8 @@ impl Report {
     }
 }
 
-fn experts(a: &BenchArgs, [p0, p1, d0, d1]: &[Moment; 4]) -> Experts {
-    Experts {
+fn from_disk(a: &BenchArgs, [p0, p1, d0, d1]: &[Moment; 4]) -> FromDisk {
+    FromDisk {
         prefill: Streamed::between(p0, p1, a.prompt.into()),
         decode: Streamed::between(d0, d1, a.generate.into()),
     }

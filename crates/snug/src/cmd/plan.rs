@@ -77,6 +77,7 @@ fn kv_name(p: &Plan) -> String {
 
 fn as_json(f: &Facts) -> Json {
     let p = &f.plan;
+    let streamed = p.layers.as_ref().map_or(0, |l| l.bytes);
     let none = Forecast { load_s: None, prefill_tps: None, decode_tps: None, decode_full_tps: None, streamed: None };
     let foreseen = f.forecast.unwrap_or(none);
     json!({
@@ -86,11 +87,10 @@ fn as_json(f: &Facts) -> Json {
         "parallel": p.parallel,
         "chunk": p.chunk,
         "weights": {
-            "resident": share(p, Residency::Resident),
+            "resident": share(p, Residency::Resident) - streamed,
             "leased": share(p, Residency::Leased),
             "cached": share(p, Residency::Cached),
-            // Whole layers are never streamed yet: what does not fit is refused.
-            "streamed": 0,
+            "streamed": streamed,
             "row_read": share(p, Residency::RowRead),
         },
         "slots": p.slots.as_ref().map(|s| json!({
@@ -142,6 +142,10 @@ fn print(f: &Facts) -> anyhow::Result<()> {
     let experts = if p.slots.is_some() { "routed experts in the file" } else { "routed experts" };
     let kinds = format!("resident {}, {experts} {}", of(Residency::Resident), of(Residency::Cached));
     field("weights", p.resident_bytes(), kinds)?;
+    if let Some(l) = &p.layers {
+        let what = format!("of {} layers, in turn in two buffers of {}", l.layers.len(), bytes(l.buffer_bytes));
+        field("", l.bytes, what)?;
+    }
     if let Some(s) = &p.slots {
         let what =
             format!("slots for {} of {} routed experts; the others are read when needed", s.slots(), s.experts());
@@ -181,10 +185,11 @@ fn print_forecast(f: &Facts) -> anyhow::Result<()> {
         say(c.decode_full_tps)
     ))?;
     let Some(s) = &c.streamed else { return Ok(()) };
-    line(format_args!(
-        "experts are read from disk: if they are chosen evenly, {:.0}% are in memory and a token reads {}, at {} GB/s",
-        s.hit_rate * 100.0,
-        bytes(s.bytes),
-        say(s.rate.map(|r| r / 1e9))
-    ))
+    let hits = if f.plan.slots.is_some() {
+        format!("; if experts are chosen evenly, {:.0}% of them are in memory", s.hit_rate * 100.0)
+    } else {
+        String::new()
+    };
+    let rate = say(s.rate.map(|r| r / 1e9));
+    line(format_args!("a token reads {} from disk, which gives {rate} GB/s{hits}", bytes(s.bytes)))
 }

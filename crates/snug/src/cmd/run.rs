@@ -48,8 +48,8 @@ pub fn run(a: &RunArgs, begun: Instant, verbose: bool) -> anyhow::Result<Ended> 
     let before = watched.as_ref().map(Watched::now);
     let (answer, first, between) = interrupt::answering(|stop| stream(&mut model, &req, !a.json, stop))?;
     let after = watched.as_ref().map(Watched::now);
-    let experts = before.zip(after).map(|(a, b)| Experts::new([a, between.unwrap_or(b), b], &answer));
-    if let Some(e) = experts.as_ref().filter(|_| a.on.stats) {
+    let streamed = before.zip(after).map(|(a, b)| FromDisk::new([a, between.unwrap_or(b), b], &answer));
+    if let Some(e) = streamed.as_ref().filter(|_| a.on.stats) {
         e.prefill.say("prompt");
         e.decode.say("answer");
     }
@@ -57,7 +57,7 @@ pub fn run(a: &RunArgs, begun: Instant, verbose: bool) -> anyhow::Result<Ended> 
     let costs = how.profile.map(|p| Costs::new(p.take(), answer.prefill, answer.decode));
     if a.json {
         let report = Report::new(&answer, model.tokenizer.as_ref(), seed, ttft, a.logprobs.is_some());
-        output::json(&Report { profile: costs, experts, ..report })?;
+        output::json(&Report { profile: costs, streamed, ..report })?;
     } else if let Some(costs) = &costs {
         profile::show(costs);
     }
@@ -183,23 +183,23 @@ struct Report<'a> {
     logprobs: Option<Vec<TokenReport>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     profile: Option<Costs>,
-    /// What reading experts from disk did, where not all of them are in memory.
+    /// What reading from disk did, where not all weights are in memory.
     #[serde(skip_serializing_if = "Option::is_none")]
-    experts: Option<Experts>,
+    streamed: Option<FromDisk>,
 }
 
 /// For the prompt and for the answer.
 #[derive(Serialize)]
-struct Experts {
+struct FromDisk {
     prefill: Streamed,
     decode: Streamed,
 }
 
-impl Experts {
+impl FromDisk {
     fn new([before, between, after]: [Moment; 3], a: &Answer) -> Self {
         let tokens = (a.ids.len() as u64).saturating_sub(1);
         let prefill = Streamed::between(&before, &between, a.prompt_tokens as u64);
-        Experts { prefill, decode: Streamed::between(&between, &after, tokens) }
+        FromDisk { prefill, decode: Streamed::between(&between, &after, tokens) }
     }
 }
 
@@ -233,7 +233,7 @@ impl<'a> Report<'a> {
             peak_rss_mib: peak_rss_mib(),
             logprobs: logprobs.then(|| a.choices.iter().map(|c| TokenReport::new(c, t)).collect()),
             profile: None,
-            experts: None,
+            streamed: None,
         }
     }
 }
