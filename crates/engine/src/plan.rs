@@ -199,18 +199,21 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         let x = measure(of, &p, kv, ask.logit_rows)?;
         p.workspace = RegionSizes { step: p.workspace.step.max(x.step), carry: p.workspace.carry.max(x.carry) };
     }
-    let allowance = |p: &Plan| of.beyond.bytes(p, of.family.spec().vocab, ask.logit_rows);
-    p.allowance = allowance(&p);
+    p.allowance = allowance(of, ask, &p);
     if !of.streams || p.fits() && ask.stream.slots.is_none() {
         return Ok(p);
     }
-    let streamed = slots::stream(of, ask.stream, &p, allowance);
+    let streamed = slots::stream(of, ask.stream, &p, |p| allowance(of, ask, p));
     // Slots of very small experts, or of a few, may take more than all of them side by side.
     let p = streamed.filter(|s| ask.stream.slots.is_some() || s.total_bytes() < p.total_bytes()).unwrap_or(p);
     if p.fits() {
         return Ok(p);
     }
-    Ok(slots::stream_layers(of, &p, allowance).unwrap_or(p))
+    Ok(slots::stream_layers(of, &p, |p| allowance(of, ask, p)).unwrap_or(p))
+}
+
+fn allowance(of: Subject, ask: &Ask, p: &Plan) -> u64 {
+    of.beyond.bytes(p, of.family.spec().vocab, ask.logit_rows)
 }
 
 fn kv_fits(decls: &[Decl]) -> Result<(), Refusal> {
