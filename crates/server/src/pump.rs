@@ -28,6 +28,9 @@ use crate::request::GenerateRequest;
 /// How often a peer that closed its half of the connection is asked whether it still listens.
 const PROBE: Duration = Duration::from_millis(500);
 
+/// How long the error of a response that is broken off has to reach the socket.
+const TO_FLUSH: Duration = Duration::from_millis(50);
+
 /// What a dialect of the wire makes of answers.
 pub trait Render: Send + 'static {
     /// The stream begins.
@@ -328,7 +331,11 @@ async fn whole(running: Running, render: Box<dyn Render>) -> Result<Response, Fa
         async move {
             let mut work = match rest {
                 Rest::Coming(work) => work,
-                Rest::Broken(why) => return Some((Err(why), Rest::Over)),
+                Rest::Broken(why) => {
+                    // What was written goes out before the connection is given up.
+                    tokio::time::sleep(TO_FLUSH).await;
+                    return Some((Err(why), Rest::Over));
+                }
                 Rest::Over => return None,
             };
             let pause = if conn.is_half_closed() { PROBE } else { ping };
