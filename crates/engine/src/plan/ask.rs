@@ -1,5 +1,6 @@
 //! What is asked of a plan, and why it may be refused.
 
+use super::StreamAsk;
 use memory::{KvSpec, Plan};
 use std::fmt::Write as _;
 
@@ -36,6 +37,8 @@ pub struct Ask {
     pub guard: u64,
     /// Most tokens that the model's predictor drafts ahead, where it has one; 0 leaves the predictor where it is.
     pub draft: u32,
+    /// How experts are streamed that do not fit.
+    pub stream: StreamAsk,
 }
 
 impl Default for Ask {
@@ -50,6 +53,7 @@ impl Default for Ask {
             logit_rows: 1,
             guard: u64::MAX,
             draft: 0,
+            stream: StreamAsk::default(),
         }
     }
 }
