@@ -14,6 +14,9 @@ use text::constrain::Matcher;
 /// Asked once, with the ids so far, when the model wants to end: ids that the answer goes on with, or none.
 pub type AtEnd = Box<dyn FnOnce(&[u32]) -> Vec<u32> + Send>;
 
+/// Told every id as it is chosen: ids that the answer goes on with before the model chooses again, or none.
+pub type Steer = Box<dyn FnMut(u32) -> Vec<u32> + Send>;
+
 /// What is to be made.
 pub struct Decoding<'a> {
     /// Ids to append to the sequence before the first token.
@@ -30,6 +33,8 @@ pub struct Decoding<'a> {
     pub is_end: &'a dyn Fn(u32) -> bool,
     /// Has a say when the model wants to end.
     pub at_end: Option<AtEnd>,
+    /// Has a say after every id. Where the constraint does not allow what it says, nothing comes of it.
+    pub steer: Option<Steer>,
     /// Report the prompt's logprobs too. The prompt is then read in small pieces.
     pub prompt_logprobs: bool,
 }
@@ -195,6 +200,7 @@ impl Loop<'_, '_> {
         // A mask may take all of the likeliest away.
         let needs = sampler.needs().filter(|_| masks.is_none());
         let mut logits = Next::Logits(logits);
+        let mut forced: Vec<u32> = Vec::new();
         loop {
             let mask = match masks {
                 None => None,
@@ -203,6 +209,14 @@ impl Loop<'_, '_> {
                     mask => Some(mask.words),
                 },
             };
+            let now = std::mem::take(&mut forced);
+            if now.first().is_some_and(|id| mask.as_deref().is_none_or(|m| allows(m, *id))) {
+                match self.insert(&now, mask, masks, ids, steps, needs)? {
+                    Ok(next) => logits = next,
+                    Err(finish) => return Ok(finish),
+                }
+                continue;
+            }
             let position = self.exec.len(self.seq)?;
             let choice = match logits {
                 Next::Logits(ref mut all) => sampler.sample_within(all, position, mask.as_deref())?,
@@ -219,6 +233,7 @@ impl Loop<'_, '_> {
             if let Some(m) = masks {
                 m.take(choice.id);
             }
+            forced = self.job.steer.as_mut().map(|f| f(choice.id)).unwrap_or_default();
             match self.append(choice, needs, ids, steps)? {
                 Ok(next) => logits = next,
                 Err(finish) => return Ok(finish),
@@ -239,8 +254,7 @@ impl Loop<'_, '_> {
         let mut logits = Err(Finish::Stop);
         for (i, &id) in more.iter().enumerate() {
             if let Some(m) = masks {
-                let allowed = |w: &Vec<u32>| w.get(id as usize / 32).is_some_and(|w| w >> (id % 32) & 1 == 1);
-                if !mask.as_ref().is_some_and(allowed) {
+                if !mask.as_ref().is_some_and(|m| allows(m, id)) {
                     return Ok(Err(Finish::Stop));
                 }
                 m.take(id);
@@ -285,4 +299,9 @@ impl Loop<'_, '_> {
             None => Next::Logits(self.exec.decode(&row)?),
         }))
     }
+}
+
+/// Whether a mask has an id.
+fn allows(mask: &[u32], id: u32) -> bool {
+    mask.get(id as usize / 32).is_some_and(|w| w >> (id % 32) & 1 == 1)
 }

@@ -16,9 +16,10 @@ pub mod open;
 pub mod perplexity;
 pub mod plan;
 mod sampler;
+pub mod stream;
 
 pub use conversation::{Conversation, Reread, Turn};
-pub use decode::{AtEnd, Decoded, Decoding, Step, decode};
+pub use decode::{AtEnd, Decoded, Decoding, Steer, Step, decode};
 pub use error::{Error, Result};
 pub use executor::{Executor, Wanted};
 pub use generate::{Answer, Event, Finish, Request, generate};

@@ -3,6 +3,7 @@
 mod budget;
 pub mod cgroup;
 mod disk;
+mod history;
 mod linear;
 mod measure;
 mod profile;
@@ -11,7 +12,9 @@ mod watch;
 
 pub use budget::{Budget, Sight, Source};
 pub use measure::{Measure, groups, limits, measure};
-pub use profile::{CpuFacts, DiskFacts, DiskRate, LinearRate, MachineProfile, MemoryFacts, RamRate, date, home};
+pub use profile::{
+    CpuFacts, DiskFacts, DiskRate, HistoryRate, LinearRate, MachineProfile, MemoryFacts, RamRate, date, home,
+};
 pub use ram::read_gbps as ram_read_gbps;
 pub use watch::Watch;
 
@@ -31,6 +34,12 @@ pub fn rss() -> Option<u64> {
 pub fn peak_rss() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     field_kib(&text, "VmHWM:").map(|k| k * 1024)
+}
+
+/// Bytes that this process made its disks read, page cache not counted; `None` where the system does not say.
+pub fn disk_read_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/io").ok()?;
+    text.lines().find_map(|l| l.strip_prefix("read_bytes:"))?.trim().parse().ok()
 }
 
 fn field_kib(text: &str, name: &str) -> Option<u64> {

@@ -4,9 +4,9 @@ use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::plan::{Allowance, Ask, Backend, OnCard, Subject, plan};
 use crate::sampler::Sampling;
-use checkpoint::{Checkpoint, Container, Meta, Source};
+use checkpoint::{Checkpoint, Container, FileId, Meta, Source};
 use device::{Cpu, CpuOptions, Cuda, Device, Layout, Profile, Profiled, Reference};
-use memory::{Component, Plan, Tier};
+use memory::{Plan, Tier};
 use model::Family;
 use text::{ChatTemplate, GgufVocab, HfFiles, Tokenizer};
 use weights::{Bound, Progress};
@@ -95,6 +95,8 @@ pub struct OpenOptions {
     pub ask: Ask,
     /// The backend.
     pub on: On,
+    /// Bytes that the process will hold besides a model: a server's connections, say.
+    pub more: u64,
     /// Where to count what ops cost, if anybody asks.
     pub profile: Option<Profile>,
 }
@@ -123,21 +125,19 @@ impl Opened {
     }
     /// What plans are made for.
     pub fn subject<'a>(&'a self, on: &'a Backend) -> Subject<'a> {
-        let loaded = self
-            .bounds
-            .iter()
-            .filter(|b| !matches!(b.component, Component::Mtp | Component::LayerEmbed))
-            .map(Bound::loaded_bytes)
-            .sum();
-        let beyond = Allowance::of(&self.ck, loaded, &on.caps);
-        Subject { family: self.family.as_ref(), bounds: &self.bounds, on, beyond }
+        let beyond = Allowance::of(&self.ck, &on.caps);
+        let streams = (0..self.ck.files()).all(|i| self.ck.path(FileId(i)).is_some());
+        Subject { family: self.family.as_ref(), bounds: &self.bounds, on, beyond, streams }
     }
     /// Decides everything that is decided before a weight is read.
     ///
     /// # Errors
     /// A refusal, or an instruction set that this machine does not have.
     pub fn plan(&self, how: &OpenOptions) -> Result<Plan> {
-        plan(self.subject(&how.on.backend()?), &how.ask)
+        let on = how.on.backend()?;
+        let mut of = self.subject(&on);
+        of.beyond.more = how.more;
+        plan(of, &how.ask)
     }
     /// Makes a choice of [`On::Auto`], and says which and why. Other choices stay, without a word.
     pub fn settle(&self, how: &mut OpenOptions) -> Option<String> {

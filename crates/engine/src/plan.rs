@@ -2,11 +2,13 @@
 //!
 //! - `ask`: what is asked of a plan, and why it may be refused.
 //! - `allowance`: H, foreseen.
+//! - `slots`: room for experts that do not all fit.
 //! - `forecast`: how long things will take on a measured machine.
 
 mod allowance;
 mod ask;
 mod forecast;
+mod slots;
 
 use crate::draft::Behind;
 use crate::error::Result;
@@ -15,7 +17,8 @@ use checkpoint::{DType, Format};
 use device::{Act, Caps, Device, Layout, Meter, Region, RowClass, ScratchFn, View};
 use memory::pages::pages_for;
 use memory::{
-    Component, HostShare, KvFormat, KvSpec, Ledger, PAGE_POSITIONS, Plan, RegionSizes, Residency, Tier, WeightShare,
+    Component, HostShare, KvFormat, KvSpec, Ledger, PAGE_POSITIONS, Plan, RegionSizes, Residency, SlotPlan, Tier,
+    WeightShare,
 };
 use model::{Family, Spec};
 use state::{Bytes, Decl, Limits, Span, State, Stream};
@@ -24,7 +27,8 @@ use weights::{Bound, Role, Weights};
 
 pub use allowance::Allowance;
 pub use ask::{Ask, Context, Parts, Refusal};
-pub use forecast::{Forecast, forecast};
+pub use forecast::{Forecast, Streamed, forecast};
+pub use slots::StreamAsk;
 
 /// Context taken when nobody says otherwise and it fits.
 pub const DEFAULT_CONTEXT: u32 = 65_536;
@@ -70,6 +74,8 @@ pub struct Subject<'a> {
     pub on: &'a Backend,
     /// What the process will hold besides.
     pub beyond: Allowance,
+    /// Whether experts can be read while it runs: not from bytes that are in memory anyway.
+    pub streams: bool,
 }
 
 /// Plans a model.
@@ -84,8 +90,8 @@ pub fn plan(of: Subject, ask: &Ask) -> Result<Plan> {
             let p = at_context(of, ask, asked)?;
             if p.fits() { Ok(p) } else { Err(refused(of, ask, &p)?.into()) }
         }
-        Context::Usual => most(of, ask, model.min(DEFAULT_CONTEXT)),
-        Context::Most => most(of, ask, model),
+        Context::Usual => most(of, ask, model.min(DEFAULT_CONTEXT), balanced),
+        Context::Most => most(of, ask, model, Plan::fits),
     }
 }
 
@@ -94,11 +100,20 @@ pub fn plan(of: Subject, ask: &Ask) -> Result<Plan> {
 /// # Errors
 /// Those of a dry run.
 pub fn max_context(of: Subject, ask: &Ask) -> Result<Option<u32>> {
-    Ok(search(of, ask, of.family.spec().context)?.map(|p| p.context))
+    Ok(search(of, ask, of.family.spec().context, Plan::fits)?.map(|p| p.context))
 }
 
-fn most(of: Subject, ask: &Ask, limit: u32) -> Result<Plan> {
-    match search(of, ask, limit)? {
+/// Whether a plan fits and history leaves most of the room to experts, where they compete for it: every position more
+/// makes every token slower.
+fn balanced(p: &Plan) -> bool {
+    let slots = p.slots.as_ref().map_or(u64::MAX, SlotPlan::bytes);
+    p.fits() && p.layers.is_none() && p.kv_bytes <= slots / 3
+}
+
+fn most(of: Subject, ask: &Ask, limit: u32, good: fn(&Plan) -> bool) -> Result<Plan> {
+    let best = search(of, ask, limit, good)?;
+    let best = if best.is_some() { best } else { search(of, ask, limit, Plan::fits)? };
+    match best {
         Some(p) => Ok(p),
         None => {
             let least = at_context(of, ask, limit.min(PAGE_POSITIONS))?;
@@ -107,19 +122,19 @@ fn most(of: Subject, ask: &Ask, limit: u32) -> Result<Plan> {
     }
 }
 
-/// The plan with the most pages a sequence that fits. Every page more takes more bytes, so halving the distance between
+/// The plan with the most pages a sequence that is good. Every page more takes more bytes, so halving the distance between
 /// what fits and what does not ends at the one edge there is.
-fn search(of: Subject, ask: &Ask, limit: u32) -> Result<Option<Plan>> {
+fn search(of: Subject, ask: &Ask, limit: u32, good: fn(&Plan) -> bool) -> Result<Option<Plan>> {
     let at = |pages: u32| at_context(of, ask, pages.saturating_mul(PAGE_POSITIONS).min(limit));
     let all = at(pages_for(limit))?;
-    if all.fits() {
+    if good(&all) {
         return Ok(Some(all));
     }
     let (mut best, mut fits, mut fails) = (None, 0, pages_for(limit));
     while fails - fits > 1 {
         let middle = fits + (fails - fits) / 2;
         let p = at(middle)?;
-        if p.fits() {
+        if good(&p) {
             (best, fits) = (Some(p), middle);
         } else {
             fails = middle;
@@ -134,7 +149,7 @@ fn refused(of: Subject, ask: &Ask, p: &Plan) -> Result<Refusal> {
         let needed = h.staging.saturating_add(h.allowance);
         return Ok(Refusal::HostTooSmall { needed, guard: h.guard });
     }
-    let other = |ask: Ask| -> Result<Option<u32>> { Ok(search(of, &ask, p.context)?.map(|p| p.context)) };
+    let other = |ask: Ask| -> Result<Option<u32>> { Ok(search(of, &ask, p.context, Plan::fits)?.map(|p| p.context)) };
     let smaller = if matches!(ask.context, Context::Exactly(_)) { other(ask.clone())? } else { None };
     let mut formats = Vec::new();
     for kv in narrower(p, of.family) {
@@ -154,7 +169,8 @@ fn refused(of: Subject, ask: &Ask, p: &Plan) -> Result<Refusal> {
     Ok(Refusal::TooLarge { tier, context: p.context, parts, guard, smaller, formats, parallel })
 }
 
-/// Formats of history that take fewer bytes than the plan's.
+/// Formats of history that take fewer bytes than the plan's; four bits with the pages beside them without which they cost
+/// much (docs/benchmarks.md).
 fn narrower(p: &Plan, family: &dyn Family) -> Vec<KvSpec> {
     let Some(now) = p.kv.first() else { return Vec::new() };
     let heads = |kv: KvSpec| {
@@ -162,13 +178,27 @@ fn narrower(p: &Plan, family: &dyn Family) -> Vec<KvSpec> {
         state::position_bytes(&decls)
     };
     let have = heads(*now);
-    KvFormat::ALL.into_iter().map(KvSpec::of).filter(|&kv| heads(kv) < have).collect()
+    let beside = Some(KvFormat::Bf16);
+    let advised = |main| match main {
+        KvFormat::Tq4 => KvSpec { main, own_page: beside, sink_page: beside },
+        _ => KvSpec::of(main),
+    };
+    KvFormat::ALL.into_iter().map(advised).filter(|&kv| heads(kv) < have).collect()
 }
 
-/// The formats of history where nobody says otherwise.
-pub fn usual_kv(bounds: &[Bound]) -> KvSpec {
+/// The format of history that loses nothing of the weights' own precision, beside which others are measured: f32 for f32
+/// weights, else bf16.
+pub fn whole_kv(bounds: &[Bound]) -> KvSpec {
     let embed_is_f32 = bounds.iter().any(|b| b.component == Component::Embed && b.dtype == DType::F32);
     KvSpec::of(if embed_is_f32 { KvFormat::F32 } else { KvFormat::Bf16 })
+}
+
+/// The format of history where nobody says otherwise: f32 for f32 weights; else q8, which on text is as good as bf16
+/// (docs/decisions.md), where every layer's heads have a width it is for; else bf16.
+pub fn usual_kv(family: &dyn Family, bounds: &[Bound]) -> KvSpec {
+    let (whole, eight) = (whole_kv(bounds), KvSpec::of(KvFormat::Q8));
+    let fits = || kv_fits(&family.state(&vec![eight; family.spec().n_layers as usize])).is_ok();
+    if whole.main == KvFormat::Bf16 && fits() { eight } else { whole }
 }
 
 fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
@@ -180,7 +210,9 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
     predictor.for_each(|w| w.residency = Residency::Resident);
     let mut p = Plan {
         weights,
-        kv: vec![ask.kv.unwrap_or_else(|| usual_kv(of.bounds)); layers],
+        slots: None,
+        layers: None,
+        kv: vec![ask.kv.unwrap_or_else(|| usual_kv(of.family, of.bounds)); layers],
         beside: ask.beside.map_or_else(Vec::new, |kv| vec![kv; layers]),
         context,
         parallel: ask.parallel.max(1),
@@ -212,17 +244,29 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         let x = measure(of, &p, kv, ask.logit_rows)?;
         p.workspace = RegionSizes { step: p.workspace.step.max(x.step), carry: p.workspace.carry.max(x.carry) };
     }
-    let beyond = |on_host| of.beyond.bytes(&p, on_host, of.family.spec().vocab, ask.logit_rows);
-    match of.on.own {
-        None => p.allowance = beyond(p.reserved_bytes()),
-        Some(card) => {
-            let allowance = beyond(card.staging).saturating_add(card.driver);
-            p.host = Some(HostShare { staging: card.staging, allowance, guard: ask.guard });
-            p.allowance = card.overhead;
-            p.guard = ask.device_guard.map_or(card.free, |g| g.min(card.free));
-        }
+    if let Some(card) = of.on.own {
+        let allowance = of.beyond.bytes(&p, card.staging, of.family.spec().vocab, ask.logit_rows);
+        let allowance = allowance.saturating_add(card.driver);
+        p.host = Some(HostShare { staging: card.staging, allowance, guard: ask.guard });
+        p.allowance = card.overhead;
+        p.guard = ask.device_guard.map_or(card.free, |g| g.min(card.free));
+        return Ok(p);
     }
-    Ok(p)
+    p.allowance = allowance(of, ask, &p);
+    if !of.streams || p.fits() && ask.stream.slots.is_none() {
+        return Ok(p);
+    }
+    let streamed = slots::stream(of, ask.stream, &p, |p| allowance(of, ask, p));
+    // Slots of very small experts, or of a few, may take more than all of them side by side.
+    let p = streamed.filter(|s| ask.stream.slots.is_some() || s.total_bytes() < p.total_bytes()).unwrap_or(p);
+    if p.fits() {
+        return Ok(p);
+    }
+    Ok(slots::stream_layers(of, &p, |p| allowance(of, ask, p)).unwrap_or(p))
+}
+
+fn allowance(of: Subject, ask: &Ask, p: &Plan) -> u64 {
+    of.beyond.bytes(p, p.reserved_bytes(), of.family.spec().vocab, ask.logit_rows)
 }
 
 /// Rows of a prefill step: as many as were asked for, more where a device needs them to be busy and nobody wants the logits of
@@ -367,7 +411,8 @@ pub fn decode_weight_bytes(family: &dyn Family, bounds: &[Bound]) -> u64 {
     bounds.iter().map(|b| decode_read(family, bounds, b)).sum()
 }
 
-/// Bytes of history and recurrent states that the row at position `len - 1` reads, in the formats of `plan`.
+/// Bytes of history and recurrent states that the row at position `len - 1` reads, in the formats of `plan`: a history
+/// that several layers share is read by each of them.
 pub fn history_bytes(family: &dyn Family, plan: &Plan, len: u32) -> u64 {
-    family.state(&plan.kv).iter().map(|d| d.stream.read_bytes(len)).sum()
+    family.state(&plan.kv).iter().map(|d| d.stream.read_bytes(len) * u64::from(family.readers(d.layer))).sum()
 }

@@ -25,7 +25,7 @@ fn there() -> bool {
 }
 
 fn open(path: PathBuf, on: On, ask: Ask) -> Model {
-    Model::open(path, &OpenOptions { ask, on, profile: None }, &mut |_| {}).unwrap()
+    Model::open(path, &OpenOptions { ask, on, ..OpenOptions::default() }, &mut |_| {}).unwrap()
 }
 
 fn trained() -> PathBuf {
@@ -106,7 +106,7 @@ fn too_little_of_the_card_is_refused_with_what_would_help() {
         return;
     }
     let ask = Ask { device_guard: Some(64 << 20), context: Context::Exactly(600), ..Ask::default() };
-    let how = OpenOptions { ask, on: On::Cuda(0), profile: None };
+    let how = OpenOptions { ask, on: On::Cuda(0), ..OpenOptions::default() };
     let said = Model::open(trained(), &how, &mut |_| {}).err().unwrap().to_string();
     assert!(said.contains("memory of device 0") && said.contains("--device-memory"), "{said}");
 }

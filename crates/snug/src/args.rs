@@ -87,9 +87,25 @@ pub struct On {
     pub device_memory: Option<u64>,
     /// Format of the attention history: f32, bf16, q8 or tq4. Behind q8 and tq4 may stand +own-page (a position reads the
     /// 256 positions it is among as bf16) and +sink-page (the first 256 are read as bf16)
-    /// [default: f32 for f32 weights, else bf16]
+    /// [default: f32 for f32 weights; else q8 where heads have 64, 128, 256 or 512 columns, else bf16]
     #[arg(long, value_name = "FORMAT")]
     pub kv: Option<KvSpec>,
+    /// Keep at most N routed experts of a kind in memory and read the others when they are needed, even if all would fit
+    /// [default: as many as fit]
+    #[arg(long, value_name = "N")]
+    pub slots: Option<u32>,
+    /// Read experts through the system's page cache, not past it
+    #[arg(long)]
+    pub page_cache: bool,
+    /// Ask the next layer's router ahead of its time, and read the experts that it names ahead
+    #[arg(long)]
+    pub lookahead: bool,
+    /// Compare every expert that is read again with what it was when it was read first
+    #[arg(long)]
+    pub verify_reads: bool,
+    /// Say what reading experts from disk did: hits, bytes a token reads, rate of the disk, share of the time spent waiting
+    #[arg(long)]
+    pub stats: bool,
 }
 
 /// Instruction sets by name.

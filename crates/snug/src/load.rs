@@ -7,7 +7,7 @@ use crate::resolve;
 use device::{CpuOptions, Isa};
 use engine::machine::{Budget, Sight};
 use engine::open::{On, Opened};
-use engine::plan::DEFAULT_CONTEXT;
+use engine::plan::{DEFAULT_CONTEXT, StreamAsk};
 use engine::{Ask, Context, Model, OpenOptions};
 use memory::{Class, TierUsage};
 
@@ -19,7 +19,7 @@ pub fn load(model: Option<&str>, on: &args::On, logit_rows: u32, verbose: bool) 
 
 /// What the flags say about opening a model.
 pub fn options(on: &args::On, logit_rows: u32) -> anyhow::Result<OpenOptions> {
-    Ok(OpenOptions { ask: ask(on, logit_rows), on: backend(on)?, profile: None })
+    Ok(OpenOptions { ask: ask(on, logit_rows), on: backend(on)?, ..OpenOptions::default() })
 }
 
 /// What this process may hold: `--memory`, or less where there is less, or what there is.
@@ -39,6 +39,17 @@ pub fn place(opened: Opened, how: &OpenOptions, verbose: bool) -> anyhow::Result
     bar.clear();
     if let Some(less) = less(how.ask.context, model.exec.plan().context, model.exec.family().spec().context) {
         note(format_args!("note: {less}"));
+    }
+    if let Some(l) = &model.exec.plan().layers {
+        let (n, all) = (l.layers.len(), model.exec.family().spec().n_layers);
+        let each = bytes(l.bytes);
+        note(format_args!(
+            "note: {n} of {all} layers do not fit: every token, or piece of a prompt, reads {each} from disk"
+        ));
+    }
+    if let Some(s) = &model.exec.plan().slots {
+        let (slots, all) = (s.slots().min(s.experts()), s.experts());
+        note(format_args!("note: there is room for {slots} of {all} routed experts; the others are read from disk"));
     }
     if verbose {
         describe(&mut model);
@@ -71,8 +82,10 @@ pub fn say_memory(u: &TierUsage) {
 
 fn ask(on: &args::On, logit_rows: u32) -> Ask {
     let context = on.context.unwrap_or_default();
+    let stream =
+        StreamAsk { slots: on.slots, page_cache: on.page_cache, verify: on.verify_reads, lookahead: on.lookahead };
     let (guard, device_guard) = (budget(on).bytes, on.device_memory);
-    Ask { context, parallel: on.parallel, kv: on.kv, logit_rows, guard, device_guard, ..Ask::default() }
+    Ask { context, parallel: on.parallel, kv: on.kv, logit_rows, guard, device_guard, stream, ..Ask::default() }
 }
 
 fn backend(on: &args::On) -> anyhow::Result<On> {

@@ -7,7 +7,7 @@ use crate::fill::{Fill, STAGING, To, fill};
 use crate::placed::{row_bytes, stored_rows};
 use checkpoint::{ByteRange, Checkpoint, PLANES};
 use device::{Buf, Device, Layout, Mat, MatSet, Meter, split};
-use memory::{Class, Component, Ledger, Reservation, Tier};
+use memory::{Class, Ledger, Reservation, Tier};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Reads every bound parameter whose component `wanted` says is wanted. Host memory is filled in place, bytes
+    /// Reads every bound parameter that `wanted` says is wanted. Host memory is filled in place, bytes
     /// that live in the program are used where they are.
     ///
     /// # Errors
@@ -79,12 +79,12 @@ impl Weights {
     pub fn open(
         ck: &Checkpoint,
         bounds: &[Bound],
-        wanted: impl Fn(Component) -> bool,
+        wanted: impl Fn(&Bound) -> bool,
         ledger: &Ledger,
         dev: &mut dyn Device,
         on_progress: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
-        let bounds: Vec<&Bound> = bounds.iter().filter(|b| wanted(b.component)).collect();
+        let bounds: Vec<&Bound> = bounds.iter().filter(|b| wanted(b)).collect();
         let total = bounds.iter().map(|b| b.loaded_bytes()).sum();
         let tier = dev.tier();
         let (whole, later) = (HashMap::new(), Vec::new());
@@ -157,6 +157,10 @@ impl Weights {
         Ok(Weights { resident, experts: ResidentExperts { layers }, _borrowed: Vec::new() })
     }
 
+    /// Makes matrices known that somebody else brings to where they are.
+    pub fn install(&mut self, mats: impl IntoIterator<Item = (WId, Mat)>) {
+        self.resident.slots.extend(mats.into_iter().map(|(id, m)| (id, Slot::Mat(m))));
+    }
     /// The resident parameters.
     pub fn resident(&self) -> &Resident {
         &self.resident

@@ -1,5 +1,6 @@
 //! What is asked of a plan, and why it may be refused.
 
+use super::StreamAsk;
 use memory::{KvSpec, Plan, Tier};
 use std::fmt::Write as _;
 
@@ -38,6 +39,8 @@ pub struct Ask {
     pub device_guard: Option<u64>,
     /// Most tokens that the model's predictor drafts ahead, where it has one; 0 leaves the predictor where it is.
     pub draft: u32,
+    /// How experts are streamed that do not fit.
+    pub stream: StreamAsk,
 }
 
 impl Default for Ask {
@@ -53,6 +56,7 @@ impl Default for Ask {
             guard: u64::MAX,
             device_guard: None,
             draft: 0,
+            stream: StreamAsk::default(),
         }
     }
 }

@@ -1,11 +1,12 @@
 //! How long things will take on a machine that was measured: bytes over the rates at which they are read,
-//! multiply-adds over the rates at which they are done. What a profile does not hold (threads waiting for each other,
-//! small matrices, attention) is not in it, so small models are slower than forecast.
+//! multiply-adds over the rates at which they are done, and what each matrix costs however small it is. Attention of
+//! prompts is not in it.
 
-use super::{Subject, decode_read, history_bytes};
+use super::{Subject, decode_read};
 use crate::machine::{LinearRate, MachineProfile};
 use checkpoint::{Block, DType};
-use memory::{Component, Plan, Residency};
+use memory::{Component, KvFormat, Plan};
+use state::{Decl, Stream};
 use weights::{Bound, Role};
 
 /// What to expect. `None` where the profile lacks what it follows from.
@@ -19,22 +20,61 @@ pub struct Forecast {
     pub decode_tps: Option<f64>,
     /// The same at its end.
     pub decode_full_tps: Option<f64>,
+    /// Where experts are read from their file: what a token reads of them.
+    pub streamed: Option<Streamed>,
+}
+
+/// What a decoded token reads from the disk, where its experts are chosen without any liking for those chosen before:
+/// real routers choose more kindly.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Streamed {
+    /// Share of the chosen experts that is in memory.
+    pub hit_rate: f64,
+    /// Bytes a token reads from the disk.
+    pub bytes: u64,
+    /// Bytes a second that the disk gives; `None` where it was not measured.
+    pub rate: Option<f64>,
+}
+
+impl Streamed {
+    fn of(p: &Plan, top_k: u32, rate: Option<f64>) -> Option<Self> {
+        let layers = p.layers.as_ref().map_or(0, |l| l.bytes);
+        if p.slots.is_none() && layers == 0 {
+            return None;
+        }
+        let (mut asked, mut missed, mut bytes) = (0.0, 0.0, layers as f64);
+        for pool in p.slots.iter().flat_map(|s| &s.pools) {
+            let chosen = pool.layers.len() as f64 * f64::from(top_k);
+            let kept = f64::from(pool.slots - pool.passing) / f64::from(pool.experts.max(1));
+            let missing = chosen * (1.0 - kept.min(1.0));
+            (asked, missed, bytes) = (asked + chosen, missed + missing, bytes + missing * pool.record_bytes as f64);
+        }
+        Some(Streamed { hit_rate: 1.0 - missed / f64::max(asked, 1.0), bytes: bytes as u64, rate })
+    }
+    /// Seconds of a token, reading alone.
+    fn seconds(&self) -> Option<f64> {
+        Some(self.bytes as f64 / self.rate?)
+    }
 }
 
 /// Forecasts a plan on a machine.
 pub fn forecast(of: Subject, plan: &Plan, machine: &MachineProfile) -> Forecast {
+    let disk = machine.disk_read.rates.iter().map(|r| r.gbps * 1e9).reduce(f64::max);
+    let (_, top_k) = of.family.spec().experts.unwrap_or_default();
+    let streamed = Streamed::of(plan, top_k, disk);
     let decode = |len: u32| {
         let read = |b: &Bound| Some(decode_read(of.family, of.bounds, b) as f64 / gemv(machine, b.dtype)?);
-        let weights = of.bounds.iter().map(read).sum::<Option<f64>>()?;
-        let history = history_bytes(of.family, plan, len) as f64 / ram(machine, of.on.caps.threads)?;
-        positive(1.0 / (weights + history))
+        let weights = of.bounds.iter().map(read).sum::<Option<f64>>()? + calls(of) as f64 * machine.call_us / 1e6;
+        // What is read while nothing is computed and the other way round: the whole of both is the careful answer.
+        let disk = streamed.map_or(Some(0.0), |s| s.seconds())?;
+        positive(1.0 / (weights + looking(of, plan, machine, len)? + disk))
     };
-    let disk = machine.disk_read.rates.iter().map(|r| r.gbps * 1e9).reduce(f64::max);
     Forecast {
         load_s: disk.and_then(|d| positive(loaded(plan) as f64 / d)),
         prefill_tps: prefill(of, machine).and_then(|s| positive(1.0 / s)),
         decode_tps: decode(1),
         decode_full_tps: decode(plan.context),
+        streamed,
     }
 }
 
@@ -43,7 +83,7 @@ fn positive(x: f64) -> Option<f64> {
 }
 
 fn loaded(p: &Plan) -> u64 {
-    p.weights.iter().filter(|w| !matches!(w.residency, Residency::Leased | Residency::RowRead)).map(|w| w.bytes).sum()
+    p.weights.iter().filter(|w| p.is_loaded(w.residency)).map(|w| w.bytes).sum()
 }
 
 /// Seconds for a prompt token: every matrix once but the embedding, which is looked up, and the head, which is for the
@@ -56,6 +96,30 @@ fn prefill(of: Subject, m: &MachineProfile) -> Option<f64> {
         (_, Role::Experts { count, .. }) => b.n as f64 * b.k as f64 * count.min(top_k) as f64,
     };
     of.bounds.iter().map(|b| Some(madds(b) / (like(m, b.dtype)?.gemm_gmadds * 1e9))).sum()
+}
+
+/// Matrices that a decoded token is multiplied with, one after the other: each has its threads to wait for.
+fn calls(of: Subject) -> usize {
+    let one = |b: &&Bound| {
+        let looked_up = matches!(b.component, Component::Mtp | Component::Embed | Component::LayerEmbed);
+        !looked_up && !matches!(b.role, Role::Vector)
+    };
+    of.bounds.iter().filter(one).count()
+}
+
+/// Seconds in which the row at position `len - 1` goes through its histories, at the rates of their formats, and states.
+fn looking(of: Subject, plan: &Plan, m: &MachineProfile, len: u32) -> Option<f64> {
+    let ram = ram(m, of.on.caps.threads)?;
+    let rate = |fmt: KvFormat| m.history.iter().find(|h| h.format == fmt.name()).map_or(ram, |h| h.gbps * 1e9);
+    let one = |d: &Decl| {
+        let rate = match d.stream {
+            Stream::History { kv, .. } => rate(kv.main),
+            Stream::Ring { fmt, .. } => rate(fmt),
+            Stream::Recurrent { .. } => ram,
+        };
+        d.stream.read_bytes(len) as f64 * f64::from(of.family.readers(d.layer)) / rate
+    };
+    Some(of.family.state(&plan.kv).iter().map(one).sum())
 }
 
 /// Bytes a second of weights of a type, for one row.

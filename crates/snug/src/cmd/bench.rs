@@ -7,6 +7,7 @@ use crate::load::{options, place, say_memory};
 use crate::output::{self, note};
 use crate::progress::Bar;
 use crate::resolve;
+use crate::streamed::{Moment, Streamed, Watched};
 use device::{Profile, Region};
 use engine::open::Opened;
 use engine::plan::{decode_weight_bytes, history_bytes};
@@ -67,6 +68,8 @@ struct Times {
     workspace: Workspace,
     /// Of the likeliest ids of all steps.
     digest: Digest,
+    /// Before and after each counted prompt and answer, where weights are read from disk.
+    streamed: Vec<[Moment; 4]>,
 }
 
 /// A number that is the same for the same ids in the same order (FNV-1a).
@@ -98,15 +101,20 @@ struct Workspace {
 fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> anyhow::Result<Times> {
     let vocab = exec.family().spec().vocab;
     let (prompt, answer) = (ids(a.prompt, vocab), ids(a.generate, vocab));
+    let watched = Watched::of(exec);
+    let look = || watched.as_ref().map(Watched::now);
     let bar = Bar::rounds("measuring", a.repeat as u64 + 1);
     let mut times = Times::default();
     times.workspace.planned = exec.plan().workspace.step;
     for round in 0..=a.repeat {
         bar.at(round as u64, a.repeat as u64 + 1);
+        let a0 = look();
         let prefill = behind(exec, a.depth, 1, |exec, seqs| {
             exec.prefill(seqs[0], &prompt, Wanted::Last, &AtomicBool::new(false), &mut |_| {}).map(drop)
         })?;
+        let a1 = look();
         times.workspace.prefill = most_used(exec);
+        let b0 = look();
         let mut digest = Digest::default();
         let decode = behind(exec, a.depth, a.batch, |exec, seqs| {
             let mut rows: Vec<(SeqId, u32)> = seqs.iter().map(|&s| (s, 0)).collect();
@@ -120,10 +128,12 @@ fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> any
             Ok(())
         })?;
         times.digest = digest;
+        let b1 = look();
         times.workspace.decode = most_used(exec);
         if round > 0 {
             times.prefill.push(prefill);
             times.decode.push(decode);
+            times.streamed.extend(a0.zip(a1).zip(b0.zip(b1)).map(|((a, b), (c, d))| [a, b, c, d]));
         } else if let Some(p) = counted {
             p.take();
         }
@@ -228,6 +238,16 @@ struct Report {
     card: Option<Card>,
     #[serde(skip_serializing_if = "Option::is_none")]
     profile: Option<Costs>,
+    /// What reading from disk did in each round, where not all weights are in memory.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    streamed: Vec<FromDisk>,
+}
+
+/// Of one round.
+#[derive(Serialize)]
+struct FromDisk {
+    prefill: Streamed,
+    decode: Streamed,
 }
 
 /// Bytes of a GPU's memory.
@@ -296,7 +316,18 @@ impl Report {
             workspace: times.workspace.clone(),
             card,
             profile: None,
+            streamed: times.streamed.iter().map(|m| from_disk(a, m)).collect(),
         }
+    }
+
+    /// What reading from disk did, round by round.
+    fn show_streamed(&self) -> anyhow::Result<()> {
+        for e in &self.streamed {
+            for (what, s) in [("prefill", &e.prefill), ("decode", &e.decode)] {
+                output::line(format_args!("from disk, {what}: {}", s.describe()))?;
+            }
+        }
+        Ok(())
     }
 
     fn show(&self) -> anyhow::Result<()> {
@@ -323,6 +354,7 @@ impl Report {
             output::bytes(self.history_bytes_per_token),
             self.achieved_gbps
         ))?;
+        self.show_streamed()?;
         let (Some(ram), Some(share)) = (self.ram_read_gbps, self.bound_share) else {
             note("note: there is too little free memory to measure how fast it is read");
             return Ok(());
@@ -352,6 +384,13 @@ fn line_of(card: Option<&Card>, load_s: f64, load_gbps: f64) -> anyhow::Result<(
         output::bytes(c.free),
         output::bytes(c.total)
     ))
+}
+
+fn from_disk(a: &BenchArgs, [p0, p1, d0, d1]: &[Moment; 4]) -> FromDisk {
+    FromDisk {
+        prefill: Streamed::between(p0, p1, a.prompt.into()),
+        decode: Streamed::between(d0, d1, a.generate.into()),
+    }
 }
 
 #[cfg(test)]

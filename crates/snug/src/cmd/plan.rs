@@ -93,7 +93,8 @@ fn guard_from(f: &Facts) -> String {
 
 fn as_json(f: &Facts) -> Json {
     let p = &f.plan;
-    let none = Forecast { load_s: None, prefill_tps: None, decode_tps: None, decode_full_tps: None };
+    let streamed = p.layers.as_ref().map_or(0, |l| l.bytes);
+    let none = Forecast { load_s: None, prefill_tps: None, decode_tps: None, decode_full_tps: None, streamed: None };
     let foreseen = f.forecast.unwrap_or(none);
     json!({
         "model": f.name,
@@ -102,13 +103,23 @@ fn as_json(f: &Facts) -> Json {
         "parallel": p.parallel,
         "chunk": p.chunk,
         "weights": {
-            "resident": share(p, Residency::Resident),
+            "resident": share(p, Residency::Resident) - streamed,
             "leased": share(p, Residency::Leased),
             "cached": share(p, Residency::Cached),
-            // Layers are never streamed yet: what does not fit is refused.
-            "streamed": 0,
+            "streamed": streamed,
             "row_read": share(p, Residency::RowRead),
         },
+        "slots": p.slots.as_ref().map(|s| json!({
+            "slots": s.slots(),
+            "experts": s.experts(),
+            "bytes": s.bytes(),
+            "pools": s.pools.iter().map(|p| json!({
+                "layers": p.layers.len(),
+                "experts": p.experts,
+                "slots": p.slots,
+                "slot_bytes": p.slot_bytes,
+            })).collect::<Vec<_>>(),
+        })),
         "kv": {"format": kv_name(p), "bytes_per_position": p.kv_bytes_per_position, "total": p.kv_bytes},
         "state": p.state_bytes,
         "workspace": p.workspace_bytes(),
@@ -128,6 +139,8 @@ fn as_json(f: &Facts) -> Json {
             "prefill_tps": foreseen.prefill_tps,
             "decode_tps": foreseen.decode_tps,
             "decode_full_tps": foreseen.decode_full_tps,
+            "hit_rate": foreseen.streamed.map(|s| s.hit_rate),
+            "disk_bytes_per_token": foreseen.streamed.map(|s| s.bytes),
         },
         "machine": f.machine.as_ref().map(|m| &m.date),
     })
@@ -146,9 +159,18 @@ fn print(f: &Facts) -> anyhow::Result<()> {
     }
     line("")?;
     let of = |r| bytes(share(p, r));
-    let kinds =
-        format!("resident {}, cached {}, streamed {}", of(Residency::Resident), of(Residency::Cached), bytes(0));
+    let experts = if p.slots.is_some() { "routed experts in the file" } else { "routed experts" };
+    let kinds = format!("resident {}, {experts} {}", of(Residency::Resident), of(Residency::Cached));
     field("weights", p.resident_bytes(), kinds)?;
+    if let Some(l) = &p.layers {
+        let what = format!("of {} layers, in turn in two buffers of {}", l.layers.len(), bytes(l.buffer_bytes));
+        field("", l.bytes, what)?;
+    }
+    if let Some(s) = &p.slots {
+        let what =
+            format!("slots for {} of {} routed experts; the others are read when needed", s.slots(), s.experts());
+        field("", s.bytes(), what)?;
+    }
     if share(p, Residency::Leased) > 0 {
         field("", share(p, Residency::Leased), "not counted: the token predictor, in memory only while used".into())?;
     }
@@ -189,11 +211,19 @@ fn print_forecast(f: &Facts) -> anyhow::Result<()> {
     let say = |x: Option<f64>| x.map_or_else(|| "unknown".into(), |x| format!("{x:.1}"));
     line(format_args!(
         "\nforecast, from what was measured on {}: loaded in {} s from disk; prompts at {} tokens/s; answers at {} tokens/s, \
-         {} at the end of the context. Waiting of threads and attention of prompts come on top: small models are slower.",
+         {} at the end of the context. Attention of prompts comes on top.",
         m.date,
         say(c.load_s),
         say(c.prefill_tps),
         say(c.decode_tps),
         say(c.decode_full_tps)
-    ))
+    ))?;
+    let Some(s) = &c.streamed else { return Ok(()) };
+    let hits = if f.plan.slots.is_some() {
+        format!("; if experts are chosen evenly, {:.0}% of them are in memory", s.hit_rate * 100.0)
+    } else {
+        String::new()
+    };
+    let rate = say(s.rate.map(|r| r / 1e9));
+    line(format_args!("a token reads {} from disk, which gives {rate} GB/s{hits}", bytes(s.bytes)))
 }
