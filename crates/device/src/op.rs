@@ -553,8 +553,13 @@ impl Op {
 /// The `k` likeliest ids of a row with their logits, as [`Op::Likeliest`] orders them.
 pub fn likeliest(row: &[f32], k: usize) -> Vec<(u32, f32)> {
     let numbers = row.iter().enumerate().filter(|(_, x)| **x > f32::NEG_INFINITY);
-    let mut all: Vec<(u32, f32)> = numbers.map(|(i, x)| (i as u32, *x)).collect();
+    let mut numbers = numbers.map(|(i, x)| (i as u32, *x));
     let falling = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    if k == 1 {
+        let first = numbers.next().map(|f| numbers.fold(f, |a, b| if b.1.total_cmp(&a.1).is_gt() { b } else { a }));
+        return first.into_iter().collect();
+    }
+    let mut all: Vec<(u32, f32)> = numbers.collect();
     if k < all.len() {
         all.select_nth_unstable_by(k, falling);
         all.truncate(k);
