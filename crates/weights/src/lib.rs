@@ -13,15 +13,15 @@ pub mod io;
 pub mod layers;
 mod load;
 pub mod record;
-mod recorded;
 mod rows;
 mod scripted;
+mod tap;
 
 pub use bound::{Bound, Canon, Data, Proj, Role, Side, WId};
 pub use cached::{CacheStats, CachedExperts, CachedOptions, MakePolicy, SharedStats};
 pub use error::{Error, Result};
 pub use experts::{ExpertSource, Group, Listener, ResidentExperts, Routed, Wave};
 pub use load::{Progress, Resident, Weights};
-pub use recorded::{Recorder, Visit, Visits};
 pub use rows::RowReader;
 pub use scripted::ScriptedArrivals;
+pub use tap::{Recorder, Rerouted, Tap, Tapped, Visit, Visits};
