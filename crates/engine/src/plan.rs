@@ -4,21 +4,23 @@
 //! - `allowance`: H, foreseen.
 //! - `slots`: room for experts that do not all fit.
 //! - `forecast`: how long things will take on a measured machine.
+//! - `order`: how prompts go through the layers.
 
 mod allowance;
 mod ask;
 mod forecast;
+mod order;
 mod slots;
 
 use crate::draft::Behind;
 use crate::error::Result;
-use crate::executor::{Pass, pass};
+use crate::executor::{Pass, Through, pass};
 use checkpoint::{DType, Format};
 use device::{Act, Caps, Device, Layout, Meter, Region, RowClass, ScratchFn, View};
 use memory::pages::pages_for;
 use memory::{
-    Component, HostShare, KvFormat, KvSpec, Ledger, PAGE_POSITIONS, Plan, RegionSizes, Residency, SlotPlan, Tier,
-    WeightShare,
+    Component, HostShare, KvFormat, KvSpec, Ledger, Order, PAGE_POSITIONS, Plan, RegionSizes, Residency, SlotPlan,
+    Tier, WeightShare,
 };
 use model::{Family, Spec};
 use state::{Bytes, Decl, Limits, Span, State, Stream};
@@ -208,7 +210,7 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
     let mut weights = shares_on(of.bounds, of.on.layout);
     let predictor = weights.iter_mut().filter(|w| draft > 0 && w.component == Component::Mtp);
     predictor.for_each(|w| w.residency = Residency::Resident);
-    let mut p = Plan {
+    let p = Plan {
         weights,
         slots: None,
         layers: None,
@@ -218,6 +220,8 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         parallel: ask.parallel.max(1),
         chunk: rows_at_once(of.on, ask).next_multiple_of(64).min(context.next_multiple_of(64)),
         few: ask.few.max(ask.parallel).max(draft.saturating_add(1)),
+        order: Order::ChunkOuter,
+        ring_rows: 0,
         draft,
         slab_pages: 1,
         kv_bytes: 0,
@@ -230,7 +234,58 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         guard: ask.guard,
         host: None,
     };
-    let decls = streams(of.family, &p.kv, draft);
+    let p = counted(of, ask, p)?;
+    if ask.segment.is_some() {
+        return streamed(of, ask, by_layers(of, ask, p)?);
+    }
+    let stays = !of.streams || p.fits() && ask.stream.slots.is_none();
+    if stays {
+        return Ok(p);
+    }
+    // What is read from disk is read once for a segment, unless there is no room for segments.
+    let segments = streamed(of, ask, by_layers(of, ask, p.clone())?)?;
+    if segments.fits() { Ok(segments) } else { streamed(of, ask, p) }
+}
+
+/// The same plan with what does not fit left on disk.
+fn streamed(of: Subject, ask: &Ask, p: Plan) -> Result<Plan> {
+    if !of.streams || p.fits() && ask.stream.slots.is_none() {
+        return Ok(p);
+    }
+    let streamed = slots::stream(of, ask.stream, &p, |p| allowance(of, ask, p));
+    // Slots of very small experts, or of a few, may take more than all of them side by side.
+    let p = streamed.filter(|s| ask.stream.slots.is_some() || s.total_bytes() < p.total_bytes()).unwrap_or(p);
+    if p.fits() {
+        return Ok(p);
+    }
+    Ok(slots::stream_layers(of, &p, |p| allowance(of, ask, p)).unwrap_or(p))
+}
+
+/// The same plan with prompts layer by layer, in the longest segments that leave most of the room to experts; as it was
+/// where not even short ones do.
+fn by_layers(of: Subject, ask: &Ask, p: Plan) -> Result<Plan> {
+    let mut rows = ask.segment.unwrap_or_else(|| order::rows(of, &p, ask.machine.as_deref()));
+    loop {
+        let order = order::layer_outer(rows, p.chunk, p.context);
+        let longer = counted(of, ask, Plan { order, ..p.clone() })?;
+        let more = longer.total_bytes().saturating_sub(p.total_bytes());
+        if ask.segment.is_some() || more <= order::most_workspace(&p) {
+            return Ok(longer);
+        }
+        if longer.segment() <= p.chunk {
+            return Ok(p);
+        }
+        rows = longer.segment() / 2;
+    }
+}
+
+/// A plan whose shapes are decided, with its bytes.
+fn counted(of: Subject, ask: &Ask, mut p: Plan) -> Result<Plan> {
+    // Rows of a segment go through all of a layer before the next one: a ring that others read holds all of them.
+    let shared = (0..of.family.spec().n_layers).any(|l| of.family.readers(l) > 1);
+    p.ring_rows = if shared { p.chunk.max(p.segment()) } else { p.chunk };
+    p.workspace = RegionSizes::default();
+    let decls = streams(of.family, &p.kv, p.draft);
     p.slab_pages = state::slab_pages(&decls);
     p.kv_bytes_per_position = state::position_bytes(&decls);
     kv_fits(&decls)?;
@@ -253,16 +308,7 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         return Ok(p);
     }
     p.allowance = allowance(of, ask, &p);
-    if !of.streams || p.fits() && ask.stream.slots.is_none() {
-        return Ok(p);
-    }
-    let streamed = slots::stream(of, ask.stream, &p, |p| allowance(of, ask, p));
-    // Slots of very small experts, or of a few, may take more than all of them side by side.
-    let p = streamed.filter(|s| ask.stream.slots.is_some() || s.total_bytes() < p.total_bytes()).unwrap_or(p);
-    if p.fits() {
-        return Ok(p);
-    }
-    Ok(slots::stream_layers(of, &p, |p| allowance(of, ask, p)).unwrap_or(p))
+    Ok(p)
 }
 
 fn allowance(of: Subject, ask: &Ask, p: &Plan) -> u64 {
@@ -306,20 +352,32 @@ pub fn streams(family: &dyn Family, kv: &[KvSpec], draft: u32) -> Vec<Decl> {
 
 /// The limits of the state that a plan describes.
 pub fn limits(p: &Plan) -> Limits {
-    Limits { context: p.context, parallel: p.parallel, rows: p.chunk.max(p.few), few: p.few, slab_pages: p.slab_pages }
+    Limits {
+        context: p.context,
+        parallel: p.parallel,
+        rows: step_rows(p).max(p.ring_rows),
+        few: p.few,
+        slab_pages: p.slab_pages,
+        segment: p.segment(),
+    }
+}
+
+/// Most rows of a step.
+pub fn step_rows(p: &Plan) -> u32 {
+    p.chunk.max(p.few)
 }
 
 /// Bytes of the list of rows that give logits.
 pub fn pick_bytes(p: &Plan) -> u64 {
-    limits(p).rows as u64 * 4
+    step_rows(p) as u64 * 4
 }
 
 /// Bytes of what is read for a step's ids beside their embeddings.
 pub fn side_bytes(family: &dyn Family, p: &Plan) -> u64 {
-    family.side().map_or(0, |s| limits(p).rows as u64 * s.width as u64 * 4)
+    family.side().map_or(0, |s| step_rows(p) as u64 * s.width as u64 * 4)
 }
 
-/// Runs the widest prefill and decode passes on shapes alone, with a history in the formats `kv`.
+/// Runs the widest prefill and decode passes, and the longest segment, on shapes alone, with a history in the formats `kv`.
 fn measure(of: Subject, p: &Plan, kv: &[KvSpec], logit_rows: u32) -> Result<RegionSizes> {
     let mut meter = Meter::new(of.on.scratch, of.on.caps.clone());
     let mut weights = Weights::imagine(of.bounds, &mut meter)?;
@@ -363,6 +421,16 @@ fn measure(of: Subject, p: &Plan, kv: &[KvSpec], logit_rows: u32) -> Result<Regi
         }
         state.rollback(a)?;
         state.close(seq)?;
+    }
+    if p.segment() > 0 {
+        let seq = state.open()?;
+        let ids = vec![0; p.segment().min(p.context) as usize];
+        let append = state.reserve_segment(&mut meter, Span { seq, ids: &ids })?;
+        let (resident, experts) = weights.split();
+        let (family, drafter) = (of.family, of.family.drafter().filter(|_| p.draft > 0));
+        let (state, chunk, tile) = (&state, p.chunk, p.tile());
+        let segment = Through { family, resident, state, append: &append, chunk, tile, drafter };
+        segment.whole(&mut meter, experts, logit_rows)?;
     }
     let arena = meter.arena();
     Ok(RegionSizes { step: arena.high_water(Region::Step), carry: arena.high_water(Region::Carry) })

@@ -78,6 +78,21 @@ pub struct HostShare {
     pub guard: u64,
 }
 
+/// How the rows of a prompt go through the layers.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// A chunk of rows through all layers, then the next chunk.
+    #[default]
+    ChunkOuter,
+    /// A segment of rows through each layer before the next one, so that a layer's experts are read once for all of them.
+    LayerOuter {
+        /// Most rows of a segment.
+        segment: u32,
+        /// Most rows that a feed-forward computes at once.
+        tile: u32,
+    },
+}
+
 /// Slots of one size for routed experts that are not all in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotPool {
@@ -160,6 +175,11 @@ pub struct Plan {
     pub chunk: u32,
     /// Most rows of the class Few in one call.
     pub few: u32,
+    /// How prompts that are longer than a chunk go through the layers.
+    pub order: Order,
+    /// Most rows that are written to a history before the first of them is read for the last time: what rings have room
+    /// for besides their windows.
+    pub ring_rows: u32,
     /// Pages of history that are backed by memory together.
     pub slab_pages: u32,
     /// K: bytes of key/value pages and rings when every sequence is full.
@@ -199,6 +219,14 @@ impl Plan {
             Residency::Cached => self.slots.is_none(),
             Residency::Leased | Residency::RowRead => false,
         }
+    }
+    /// Most rows of a segment, 0 where there are none.
+    pub fn segment(&self) -> u32 {
+        if let Order::LayerOuter { segment, .. } = self.order { segment } else { 0 }
+    }
+    /// Most rows of a segment that a feed-forward computes at once.
+    pub fn tile(&self) -> u32 {
+        if let Order::LayerOuter { tile, .. } = self.order { tile } else { self.chunk }
     }
     /// X.
     pub fn workspace_bytes(&self) -> u64 {

@@ -5,7 +5,7 @@ use crate::output::{bytes, note};
 use crate::progress::Bar;
 use crate::resolve;
 use device::{CpuOptions, Isa};
-use engine::machine::{Budget, Sight};
+use engine::machine::{Budget, MachineProfile, Sight};
 use engine::open::{On, Opened};
 use engine::plan::{DEFAULT_CONTEXT, StreamAsk};
 use engine::{Ask, Context, Model, OpenOptions};
@@ -82,10 +82,13 @@ pub fn say_memory(u: &TierUsage) {
 
 fn ask(on: &args::On, logit_rows: u32) -> Ask {
     let context = on.context.unwrap_or_default();
+    // A profile that cannot be read is for `snug plan` to complain about; here the usual segments do.
+    let machine = MachineProfile::load().unwrap_or_default().map(Box::new);
+    let (parallel, kv, segment, guard) = (on.parallel, on.kv, on.segment, budget(on).bytes);
     let stream =
         StreamAsk { slots: on.slots, page_cache: on.page_cache, verify: on.verify_reads, lookahead: on.lookahead };
-    let (guard, device_guard) = (budget(on).bytes, on.device_memory);
-    Ask { context, parallel: on.parallel, kv: on.kv, logit_rows, guard, device_guard, stream, ..Ask::default() }
+    let device_guard = on.device_memory;
+    Ask { context, parallel, kv, logit_rows, guard, device_guard, segment, machine, stream, ..Ask::default() }
 }
 
 fn backend(on: &args::On) -> anyhow::Result<On> {

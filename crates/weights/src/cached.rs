@@ -66,4 +66,7 @@ impl ExpertSource for CachedExperts {
     fn hint(&mut self, layer: u32, ids: Vec<u32>) {
         self.store.hint = Some((layer, ids));
     }
+    fn ahead(&mut self, d: &mut dyn Device, layer: u32) -> Result<()> {
+        if self.store.serves(layer) { self.store.ahead(d, layer) } else { Ok(()) }
+    }
 }

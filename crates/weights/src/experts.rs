@@ -55,6 +55,11 @@ pub trait ExpertSource {
     /// Experts of a layer that will probably be asked for soon. What it reads for that comes after what the next visit
     /// needs; whatever was hinted before is given up.
     fn hint(&mut self, _layer: u32, _ids: Vec<u32>) {}
+    /// Many rows go through a layer next, which will ask for most of its experts: the first of them may be read while its
+    /// mixer is computed.
+    fn ahead(&mut self, _d: &mut dyn Device, _layer: u32) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A source that only listens: [`begin`](ExpertSource::begin) takes the ids down and ends the forward pass of a layer

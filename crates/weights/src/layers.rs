@@ -251,4 +251,7 @@ impl ExpertSource for LayerStream {
     fn hint(&mut self, layer: u32, ids: Vec<u32>) {
         self.inner.hint(layer, ids);
     }
+    fn ahead(&mut self, d: &mut dyn Device, layer: u32) -> Result<()> {
+        self.inner.ahead(d, layer)
+    }
 }

@@ -15,9 +15,9 @@ pub mod layers;
 mod load;
 mod placed;
 pub mod record;
-mod recorded;
 mod rows;
 mod scripted;
+mod tap;
 
 pub use bound::{Bound, Canon, Data, Proj, Role, Side, WId};
 pub use cached::{CacheStats, CachedExperts, CachedOptions, MakePolicy, SharedStats};
@@ -26,6 +26,6 @@ pub use experts::{ExpertSource, Group, Listener, ResidentExperts, Routed, Wave};
 pub use fill::STAGING;
 pub use load::{Progress, Resident, Weights};
 pub use placed::placed_bytes;
-pub use recorded::{Recorder, Visit, Visits};
 pub use rows::RowReader;
 pub use scripted::ScriptedArrivals;
+pub use tap::{Recorder, Rerouted, Tap, Tapped, Visit, Visits};

@@ -111,7 +111,12 @@ fn plan(cx: &Cx, g: &Group) -> Result<Plan> {
     // SAFETY: a row of a checked view that nobody writes meanwhile.
     let row = |r: usize| unsafe { ids.slice(r * stride, k) };
     let each = (0..n).flat_map(|r| row(r).iter().enumerate().map(move |(rank, &id)| (id, r * k + rank)));
-    let mut pairs: Vec<(u32, usize)> = each.filter_map(|(id, at)| Some((u32::try_from(id).ok()?, at))).collect();
+    let each = each.filter_map(|(id, at)| Some((u32::try_from(id).ok()?, at)));
+    // A group of one expert out of many must not pay for sorting all rows.
+    let mut pairs: Vec<(u32, usize)> = match g.pick {
+        Pick::All => each.collect(),
+        Pick::Experts(of) => each.filter(|(id, _)| of.contains(id)).collect(),
+    };
     pairs.sort_unstable();
     let matrix = |set: &MatSet, slot: u32, begin| {
         let m = set.slot(slot).and_then(|m| m.moved(begin)).ok_or(Error::BadBuf)?;

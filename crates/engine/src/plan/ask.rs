@@ -1,6 +1,7 @@
 //! What is asked of a plan, and why it may be refused.
 
 use super::StreamAsk;
+use crate::machine::MachineProfile;
 use memory::{KvSpec, Plan, Tier};
 use std::fmt::Write as _;
 
@@ -39,6 +40,11 @@ pub struct Ask {
     pub device_guard: Option<u64>,
     /// Most tokens that the model's predictor drafts ahead, where it has one; 0 leaves the predictor where it is.
     pub draft: u32,
+    /// Prompts go layer by layer in segments of so many rows; `None`: where experts are not all in memory, in segments that
+    /// follow from `machine`, else chunk by chunk.
+    pub segment: Option<u32>,
+    /// What was measured of this machine.
+    pub machine: Option<Box<MachineProfile>>,
     /// How experts are streamed that do not fit.
     pub stream: StreamAsk,
 }
@@ -56,6 +62,8 @@ impl Default for Ask {
             guard: u64::MAX,
             device_guard: None,
             draft: 0,
+            segment: None,
+            machine: None,
             stream: StreamAsk::default(),
         }
     }

@@ -59,7 +59,7 @@ impl Streamed {
 
 /// Forecasts a plan on a machine.
 pub fn forecast(of: Subject, plan: &Plan, machine: &MachineProfile) -> Forecast {
-    let disk = machine.disk_read.rates.iter().map(|r| r.gbps * 1e9).reduce(f64::max);
+    let disk = disk(machine);
     let (_, top_k) = of.family.spec().experts.unwrap_or_default();
     let streamed = Streamed::of(plan, top_k, disk);
     let decode = |len: u32| {
@@ -71,11 +71,25 @@ pub fn forecast(of: Subject, plan: &Plan, machine: &MachineProfile) -> Forecast 
     };
     Forecast {
         load_s: disk.and_then(|d| positive(loaded(plan) as f64 / d)),
-        prefill_tps: prefill(of, machine).and_then(|s| positive(1.0 / s)),
+        prefill_tps: row_seconds(of, machine).and_then(|s| positive(1.0 / s.max(reading(plan, disk)))),
         decode_tps: decode(1),
         decode_full_tps: decode(plan.context),
         streamed,
     }
+}
+
+/// Seconds of reading for each row of a segment, which take place while it computes.
+fn reading(p: &Plan, disk: Option<f64>) -> f64 {
+    let streams = p.segment() > 0 && (p.slots.is_some() || p.layers.is_some());
+    match disk.filter(|_| streams) {
+        Some(disk) => super::order::read_bytes(p) as f64 / disk / f64::from(p.segment()),
+        None => 0.0,
+    }
+}
+
+/// Bytes a second that the disk gives at best.
+pub(super) fn disk(m: &MachineProfile) -> Option<f64> {
+    m.disk_read.rates.iter().map(|r| r.gbps * 1e9).reduce(f64::max)
 }
 
 fn positive(x: f64) -> Option<f64> {
@@ -88,7 +102,7 @@ fn loaded(p: &Plan) -> u64 {
 
 /// Seconds for a prompt token: every matrix once but the embedding, which is looked up, and the head, which is for the
 /// last token only.
-fn prefill(of: Subject, m: &MachineProfile) -> Option<f64> {
+pub(super) fn row_seconds(of: Subject, m: &MachineProfile) -> Option<f64> {
     let (_, top_k) = of.family.spec().experts.unwrap_or_default();
     let madds = |b: &Bound| match (b.component, b.role) {
         (Component::Mtp | Component::Embed | Component::LayerEmbed | Component::Head, _) | (_, Role::Vector) => 0.0,

@@ -16,6 +16,7 @@ use memory::{KvSpec, Tier};
 use serde::Serialize;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
+use weights::Rerouted;
 
 /// Fixes the token ids and the history.
 const SEED: u64 = 1;
@@ -31,6 +32,10 @@ pub fn run(a: &BenchArgs, verbose: bool) -> anyhow::Result<Ended> {
     let mut model = place(opened, &how, verbose)?;
     if a.eager {
         model.exec.set_graphs(false);
+    }
+    if let Some(file) = &a.route_trace {
+        let routing = super::experts::fitted(file, &model)?;
+        model.exec.set_tap(Some(Box::new(Rerouted::new(routing))));
     }
     let times = measure(&mut model.exec, a, how.profile.as_ref())?;
     if verbose {
@@ -217,6 +222,9 @@ struct Report {
     /// What loading took, and 10^9 bytes of weights a second.
     load_s: f64,
     load_gbps: f64,
+    /// The file that routing was replayed from, in place of the router's choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    route_trace: Option<String>,
     prefill_tps: Spread,
     decode_tps: Spread,
     /// Of the likeliest ids of all steps: the same for the same ids.
@@ -305,6 +313,7 @@ impl Report {
             load_s,
             load_gbps: resident as f64 / load_s.max(1e-9) / 1e9,
             digest: format!("{:016x}", times.digest.0),
+            route_trace: a.route_trace.as_ref().map(|f| f.display().to_string()),
             prefill_tps: Spread::of(a.prompt, &times.prefill),
             decode_tps,
             bytes_per_token: weights + history,
@@ -341,6 +350,9 @@ impl Report {
             self.kv.as_deref().unwrap_or("nothing"),
             self.context
         ))?;
+        if let Some(file) = &self.route_trace {
+            output::line(format_args!("experts as recorded in {file}, not as the model's router chooses"))?;
+        }
         output::line(format_args!("{:<24} {:>10} {:>10} {:>10}", "tokens/s", "median", "min", "max"))?;
         let rates = [("prefill", self.prompt, &self.prefill_tps), ("decode", self.generate, &self.decode_tps)];
         for (what, n, s) in rates {

@@ -308,6 +308,13 @@ impl Store {
         self.guess = Some((layer, ids));
         Ok(())
     }
+    /// Begins to read a layer that a prompt sweeps through next. That is no guess, so nobody asks how good it was.
+    pub fn ahead(&mut self, d: &mut dyn Device, layer: u32) -> Result<()> {
+        self.hint = Some((layer, (0..self.experts(layer)).collect()));
+        let done = self.foresee(d);
+        self.guess = None;
+        done
+    }
     /// Compares the last guess with what is asked for.
     pub fn check_guess(&mut self, layer: u32, ids: &[u32]) {
         let Some((_, guess)) = self.guess.take_if(|g| g.0 == layer) else { return };
