@@ -15,7 +15,9 @@ mod mask;
 pub mod open;
 pub mod perplexity;
 pub mod plan;
+pub mod prefix;
 mod sampler;
+pub mod schedule;
 
 pub use conversation::{Conversation, Reread, Turn};
 pub use decode::{AtEnd, Decoded, Decoding, Step, decode};
