@@ -1,15 +1,15 @@
 //! The state of all sequences: the memory, who owns what of it, and the append under way.
 
 use crate::append::{Append, Pending, Span};
-use crate::decl::{self, Bytes, Decl, Limits};
+use crate::decl::{self, Bytes, Decl, Limits, Stream};
 use crate::error::{Error, Result};
 use crate::layers::{Layers, Made};
 use crate::room::Room;
 use crate::sequence::{SeqId, Sequences};
 use crate::table::Tables;
 use device::{Buf, Device, RecView, RowClass, Rows, StreamView, View};
-use memory::{Class, Ledger, Reservation, Tier};
-use std::collections::HashSet;
+use memory::{Class, Ledger, PageId, Reservation, Tier};
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 /// What sequences own on a device. One append is under way at a time.
@@ -23,8 +23,12 @@ pub struct State {
     tables: Tables,
     pending: Option<Pending>,
     made: Made,
+    /// Pages with owners beside sequences, and how many each has.
+    pub(crate) kept: BTreeMap<PageId, u32>,
+    /// Elements of a row of each recurrent layer's state.
+    state_cols: Vec<usize>,
     /// Pays for slabs as they come.
-    ledger: Ledger,
+    pub(crate) ledger: Ledger,
 }
 
 /// The recurrent state of one layer and sequence.
@@ -63,7 +67,13 @@ impl State {
         match built {
             Ok((layers, tables)) => {
                 let (seqs, room) = (Sequences::new(limits.parallel), Room::new(&limits, layers.recurrent()));
-                Ok(State { limits, layers, seqs, room, tables, pending: None, made, ledger: ledger.clone() })
+                let of = |d: &Decl| match d.stream {
+                    Stream::Recurrent { state, .. } => Some((d.layer, state[2] as usize)),
+                    _ => None,
+                };
+                let cols: BTreeMap<u32, usize> = decls.iter().filter_map(of).collect();
+                let (kept, state_cols, ledger) = (BTreeMap::new(), cols.into_values().collect(), ledger.clone());
+                Ok(State { limits, layers, seqs, room, tables, pending: None, made, kept, state_cols, ledger })
             }
             Err(e) => {
                 // The first error is the one to tell; a device that cannot free has nothing to add.
@@ -280,7 +290,8 @@ impl State {
         self.layers.states().map(one).collect()
     }
 
-    /// Whether every page and slot is free or owned once, and every sequence owns exactly what its length needs.
+    /// Whether every page has as many owners as there are sequences and others that say so, every slot one, and every
+    /// sequence exactly what its length needs.
     ///
     /// # Errors
     /// What is wrong: a fault of this crate.
@@ -297,10 +308,16 @@ impl State {
         }
         let under_way = self.pending.iter();
         let pages = self.seqs.iter().flat_map(|s| s.pages.iter().copied());
-        let pages: Vec<_> = pages.chain(under_way.clone().flat_map(Pending::pages)).collect();
+        let kept = self.kept.iter().flat_map(|(&p, &n)| std::iter::repeat_n(p, n as usize));
+        let pages: Vec<_> = pages.chain(under_way.clone().flat_map(Pending::pages)).chain(kept).collect();
         let slots = self.seqs.iter().filter_map(|s| s.rec);
         let slots: Vec<_> = slots.chain(under_way.flat_map(Pending::slots)).collect();
         self.room.owned_by(&pages, &slots)
+    }
+
+    /// Elements of a row of each recurrent layer's state, by layer.
+    pub(crate) fn state_rows(&self) -> Vec<usize> {
+        self.state_cols.clone()
     }
 
     /// Rolls back an append that was dropped.
