@@ -216,7 +216,7 @@ pub fn streams(family: &dyn Family, kv: &[KvSpec], draft: u32) -> Vec<Decl> {
 
 /// The limits of the state that a plan describes.
 pub fn limits(p: &Plan) -> Limits {
-    Limits { context: p.context, parallel: p.parallel, rows: p.chunk.max(p.few), few: p.few, slab_pages: p.slab_pages }
+    Limits { context: p.context, parallel: p.parallel, rows: p.chunk.max(p.few), few: p.few, slab_pages: p.slab_pages, segment: 0 }
 }
 
 /// Bytes of the list of rows that give logits.
