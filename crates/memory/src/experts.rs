@@ -8,8 +8,12 @@
 //! [`plan_experts`] says what a visit finds, what it must fetch and where to; the caller carries that out and reports
 //! [`arrived`](SlotState::arrived) or [`failed`](SlotState::failed). The same calls without any reading replay a trace.
 
+mod policies;
 mod policy;
+pub mod replay;
+pub mod trace;
 
+pub use policies::{DecayedLfu, Lfu, SegmentedLru};
 pub use policy::{Candidate, Lru, Policy, usual};
 
 use crate::SlotId;

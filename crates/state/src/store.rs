@@ -8,7 +8,7 @@ use crate::room::Room;
 use crate::sequence::{SeqId, Sequences};
 use crate::table::{Lengths, Tables};
 use device::{Buf, Device, RecView, RowClass, Rows, StreamView, View};
-use memory::{Class, Ledger, Reservation, Tier};
+use memory::{Class, Ledger, Reservation, SlotId, Tier};
 use std::collections::HashSet;
 use std::ops::Range;
 
@@ -335,15 +335,20 @@ impl State {
     /// # Errors
     /// [`Error::NotOpen`].
     pub fn recurrent(&self, seq: SeqId) -> Result<Vec<Recurrent>> {
-        let Some(slot) = self.seqs.get(seq)?.rec.map(|s| s.0 as u64) else { return Ok(Vec::new()) };
-        let cut = |b: Buf, elems: u32| {
-            let bytes = elems as u64 * 4;
-            b.slice(slot * bytes, bytes).ok_or(Error::Device(device::Error::BadBuf))
-        };
-        let one = |(layer, r): (u32, RecView)| {
-            Ok(Recurrent { layer, state: cut(r.state, r.state_elems)?, conv: cut(r.conv, r.conv_elems)? })
-        };
-        self.layers.states().map(one).collect()
+        let Some(slot) = self.seqs.get(seq)?.rec else { return Ok(Vec::new()) };
+        self.layers.states().map(|(layer, r)| recurrent_at(layer, &r, slot)).collect()
+    }
+
+    /// Where the recurrent state of a layer lies after the rows of a single span of class Many that were run so far; `None`
+    /// for a layer without one.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`].
+    pub fn recurrent_of(&self, a: &Append, layer: u32) -> Result<Option<Recurrent>> {
+        let lane = self.own(a)?;
+        let slot = lane.pending.as_ref().and_then(|p| p.slots().next());
+        let Some((_, r)) = self.layers.states().find(|(l, _)| *l == layer) else { return Ok(None) };
+        slot.map(|s| recurrent_at(layer, &r, s)).transpose()
     }
 
     /// Whether every page and slot is free or owned once, and every sequence owns exactly what its length needs.
@@ -417,6 +422,14 @@ impl State {
         self.own(a)?;
         self.lane(a.kind)?.pending.take().ok_or(Error::Foreign)
     }
+}
+
+fn recurrent_at(layer: u32, r: &RecView, slot: SlotId) -> Result<Recurrent> {
+    let cut = |b: Buf, elems: u32| {
+        let bytes = elems as u64 * 4;
+        b.slice(slot.0 as u64 * bytes, bytes).ok_or(Error::Device(device::Error::BadBuf))
+    };
+    Ok(Recurrent { layer, state: cut(r.state, r.state_elems)?, conv: cut(r.conv, r.conv_elems)? })
 }
 
 fn free_all(dev: &mut dyn Device, made: &Made) -> Result<()> {
