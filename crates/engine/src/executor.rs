@@ -427,7 +427,7 @@ impl Executor {
         let append = self.state.reserve(self.dev.as_mut(), RowClass::Many, spans)?;
         let rows = self.state.rows(&append, 0..append.n())?;
         let side = self.read_side(spans)?;
-        self.finish(append, rows, None, side, |_| accepted.to_vec())
+        self.carry_out(append, rows, None, side, |_| accepted.to_vec())
     }
 
     fn run(
@@ -450,7 +450,7 @@ impl Executor {
             }
         };
         let side = self.read_side(spans)?;
-        self.finish(append, rows, Some(pick), side, accept)
+        self.carry_out(append, rows, Some(pick), side, accept)
     }
 
     /// Reads what the ids of a step need beside their embeddings, never inside a graph.
@@ -459,7 +459,7 @@ impl Executor {
         side.fill(self.dev.as_mut(), spans).map(Some)
     }
 
-    fn finish(
+    fn carry_out(
         &mut self,
         append: state::Append,
         rows: Rows,

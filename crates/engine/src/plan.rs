@@ -16,7 +16,9 @@ use crate::executor::{Pass, Through, pass};
 use checkpoint::DType;
 use device::{Act, Caps, Device, Meter, Region, RowClass, ScratchFn, View};
 use memory::pages::pages_for;
-use memory::{Component, KvFormat, KvSpec, Ledger, Order, PAGE_POSITIONS, Plan, RegionSizes, Residency, Tier, WeightShare};
+use memory::{
+    Component, KvFormat, KvSpec, Ledger, Order, PAGE_POSITIONS, Plan, RegionSizes, Residency, Tier, WeightShare,
+};
 use model::{Family, Spec};
 use state::{Bytes, Decl, Limits, Span, State, Stream};
 use std::collections::BTreeMap;

@@ -10,7 +10,6 @@ use crate::error::{Error, Result};
 use device::{Act, Device, Region, RowClass, Rows, View};
 use memory::Order;
 use model::{Carry, Cx, Drafter, Family};
-use smallvec::SmallVec;
 use state::{Append, PART_ROWS, Recurrent, SeqId, Span, State};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +41,7 @@ impl Through<'_> {
     pub fn carry(&self, dev: &mut dyn Device) -> Result<Carry> {
         let (n, spec) = (self.append.n(), self.family.carry());
         let mut take = |cols| dev.take(Region::Carry, Act::F32, n, cols);
-        let streams = (0..spec.streams).map(|_| take(spec.width)).collect::<Result<SmallVec<_>, _>>()?;
+        let streams = (0..spec.streams).map(|_| take(spec.width)).collect::<Result<_, _>>()?;
         let side = self.family.side().map(|s| take(s.width)).transpose()?;
         Ok(Carry { streams, side })
     }
@@ -245,7 +244,8 @@ impl Executor {
         let (resident, own) = self.weights.split();
         let family = self.family.as_ref();
         let (state, append, l) = (&self.state, &g.append, g.layer);
-        let t = Through { family, resident, state, append, chunk: self.plan.chunk, tile: self.plan.tile(), drafter: None };
+        let t =
+            Through { family, resident, state, append, chunk: self.plan.chunk, tile: self.plan.tile(), drafter: None };
         let marks = &g.marks;
         let mut on_part = |dev: &mut dyn Device, rows: u32| {
             let here = marks.contains(&rows).then(|| state.recurrent_of(append, l)).transpose()?.flatten();

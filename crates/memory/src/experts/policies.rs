@@ -84,7 +84,8 @@ impl SegmentedLru {
         if self.protected * 5 <= self.most * 4 {
             return;
         }
-        let oldest = self.kept.iter().filter(|(_, past)| **past).map(|(id, _)| *id).min_by_key(|id| (self.last(id), *id));
+        let oldest =
+            self.kept.iter().filter(|(_, past)| **past).map(|(id, _)| *id).min_by_key(|id| (self.last(id), *id));
         if let Some(past) = oldest.and_then(|id| self.kept.get_mut(&id)) {
             *past = false;
             self.protected -= 1;
@@ -244,7 +245,9 @@ mod tests {
             plan.fetch.iter().for_each(|f| s.arrived(f.1));
             plan.fetch.len()
         };
-        (0..300).for_each(|_| drop(token([0, 1, 2, 3])));
+        for _ in 0..300 {
+            token([0, 1, 2, 3]);
+        }
         (0..400).find(|i| token([8 + i % 2, 10, 11, 12]) == 0 && token([9 - i % 2, 10, 11, 12]) == 0).unwrap_or(400)
     }
 

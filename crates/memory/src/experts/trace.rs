@@ -46,6 +46,15 @@ pub struct Trace {
 #[error("this is no routing trace: {0}")]
 pub struct NotATrace(&'static str);
 
+const SHORT: NotATrace = NotATrace("it ends early");
+
+/// Takes a number off the front.
+fn take(rest: &mut &[u8]) -> Result<u32, NotATrace> {
+    let (n, more) = rest.split_first_chunk::<4>().ok_or(SHORT)?;
+    *rest = more;
+    Ok(u32::from_le_bytes(*n))
+}
+
 impl Trace {
     /// Numbers of one row.
     fn width(&self) -> usize {
@@ -96,24 +105,19 @@ impl Trace {
     /// [`NotATrace`].
     pub fn decode(bytes: &[u8]) -> Result<Trace, NotATrace> {
         let mut rest = bytes.strip_prefix(MAGIC).ok_or(NotATrace("it does not begin with snugrt01"))?;
-        let short = NotATrace("it ends early");
-        let mut next = || {
-            let (n, more) = rest.split_first_chunk::<4>().ok_or(short.clone())?;
-            rest = more;
-            Ok::<u32, NotATrace>(u32::from_le_bytes(*n))
-        };
-        let [layers, experts, top_k, streams] = [next()?, next()?, next()?, next()?];
+        let [layers, experts, top_k, streams] =
+            [take(&mut rest)?, take(&mut rest)?, take(&mut rest)?, take(&mut rest)?];
         if layers == 0 || top_k == 0 || experts > 1 << 16 || top_k > experts {
             return Err(NotATrace("its sizes make no sense"));
         }
         let mut trace = Trace { layers: Vec::new(), experts, top_k, streams: Vec::new() };
         for _ in 0..layers {
-            trace.layers.push(next()?);
+            trace.layers.push(take(&mut rest)?);
         }
         for _ in 0..streams {
-            let (prompt, rows) = (next()?, next()?);
-            let bytes = (trace.width() as u64).checked_mul(2 * u64::from(rows)).ok_or(short.clone())?;
-            let (ids, more) = usize::try_from(bytes).ok().and_then(|n| rest.split_at_checked(n)).ok_or(short.clone())?;
+            let (prompt, rows) = (take(&mut rest)?, take(&mut rest)?);
+            let bytes = (trace.width() as u64).checked_mul(2 * u64::from(rows)).and_then(|n| usize::try_from(n).ok());
+            let (ids, more) = bytes.and_then(|n| rest.split_at_checked(n)).ok_or(SHORT)?;
             rest = more;
             let ids: Vec<u16> = ids.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
             if prompt > rows || ids.iter().any(|&e| u32::from(e) >= experts) {
@@ -151,7 +155,9 @@ impl Trace {
     pub fn fit(self, experts: u32, top_k: u32) -> Result<Fitted, NotATrace> {
         let (times, lanes) = (experts / self.experts.max(1), top_k / self.top_k.max(1));
         if times * self.experts != experts || lanes * self.top_k != top_k || lanes == 0 || lanes > times {
-            return Err(NotATrace("the model's experts, and those that a row chooses, must be multiples of the trace's"));
+            return Err(NotATrace(
+                "the model's experts, and those that a row chooses, must be multiples of the trace's",
+            ));
         }
         if self.decoded() == 0 {
             return Err(NotATrace("no row of it is of an answer"));
@@ -239,7 +245,10 @@ mod tests {
         let t = Trace { layers: vec![0, 1], experts: 8, top_k: 2, streams };
         let same = t.clone().fit(8, 2).unwrap();
         // The first decoded row is the third of the first stream, and after 7 + 6 rows it comes round.
-        assert_eq!(same.experts(1, 0), t.row(&t.streams[0], 2).nth(1).unwrap().iter().map(|&e| e.into()).collect::<Vec<u32>>());
+        assert_eq!(
+            same.experts(1, 0),
+            t.row(&t.streams[0], 2).nth(1).unwrap().iter().map(|&e| e.into()).collect::<Vec<u32>>()
+        );
         assert_eq!(same.experts(0, 3), same.experts(0, 16));
         let wide = t.clone().fit(32, 4).unwrap();
         for (layer, row) in (0..5).flat_map(|l| (0..30).map(move |r| (l, r))) {

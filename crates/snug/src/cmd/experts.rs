@@ -4,10 +4,10 @@ use super::answer;
 use super::run::templated;
 use crate::args::{On, Sample};
 use crate::fault::{Ended, usage};
+use crate::interrupt;
 use crate::load::load;
 use crate::output::{self, line, note};
 use crate::progress::Bar;
-use crate::{interrupt, resolve};
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use engine::{Error, Event, Finish, Model, Request, generate};
@@ -39,10 +39,12 @@ pub enum What {
 
 /// `snug experts trace`.
 #[derive(Debug, Args)]
-#[command(after_help = "Every prompt is a conversation of its own. The file is described in the program's source, at memory::experts::trace.
+#[command(
+    after_help = "Every prompt is a conversation of its own. The file is described in the program's source, at memory::experts::trace.
 
 Example:
-  snug experts trace qwen3-30b-a3b -p 'Tell me a story' -n 500 -o t.bin")]
+  snug experts trace qwen3-30b-a3b -p 'Tell me a story' -n 500 -o t.bin"
+)]
 pub struct TraceArgs {
     /// The model [default: the one that is part of the program]
     pub model: Option<String>,
@@ -63,12 +65,14 @@ pub struct TraceArgs {
 
 /// `snug experts replay`.
 #[derive(Debug, Args)]
-#[command(after_help = "Parameters are to be chosen on the first half of the conversations and judged on the second, so the two have a
+#[command(
+    after_help = "Parameters are to be chosen on the first half of the conversations and judged on the second, so the two have a
 column each; each half begins with nothing in memory. The bound is Belady's: what could be found by knowing
 what comes.
 
 Example:
-  snug experts replay t.bin --slots 64,128,256 --json")]
+  snug experts replay t.bin --slots 64,128,256 --json"
+)]
 pub struct ReplayArgs {
     /// What `snug experts trace` wrote
     pub trace: PathBuf,
@@ -117,7 +121,6 @@ fn prompts(a: &TraceArgs) -> anyhow::Result<Vec<String>> {
 fn record(a: &TraceArgs, verbose: bool) -> anyhow::Result<Ended> {
     answer::check(&a.sample)?;
     let prompts = prompts(a)?;
-    resolve::source(a.model.as_deref())?;
     let mut model = load(a.model.as_deref(), &a.on, 1, verbose)?;
     let Some((experts, top_k)) = model.exec.family().spec().experts else {
         return usage("only models with experts have routing to record");
@@ -211,9 +214,9 @@ fn compare(a: &ReplayArgs) -> anyhow::Result<Ended> {
         let size = pool(&t, slots);
         let rates = |name: String, of: [f64; 2]| Row { policy: name, tuning: of[0], held_out: of[1] };
         let names: Vec<String> = contenders(&t, &size).into_iter().map(|c| c.name).collect();
-        let [first, second] = halves.each_ref().map(|half| {
-            contenders(half, &size).into_iter().map(|c| replay(half, size, c).rate()).collect::<Vec<_>>()
-        });
+        let [first, second] = halves
+            .each_ref()
+            .map(|half| contenders(half, &size).into_iter().map(|c| replay(half, size, c).rate()).collect::<Vec<_>>());
         let mut policies: Vec<Row> =
             names.into_iter().zip(first.into_iter().zip(second)).map(|(n, (a, b))| rates(n, [a, b])).collect();
         policies.sort_by(|a, b| b.tuning.total_cmp(&a.tuning));
@@ -228,7 +231,11 @@ fn compare(a: &ReplayArgs) -> anyhow::Result<Ended> {
         tokens: t.decoded(),
         pools,
     };
-    if a.json { output::json(&report)? } else { report.show()? }
+    if a.json {
+        output::json(&report)?
+    } else {
+        report.show()?
+    }
     Ok(Ended::Done)
 }
 
@@ -254,14 +261,11 @@ mod tests {
 
     #[test]
     fn visits_become_rows_whatever_order_the_layers_came_in() {
-        let visit = |layer, experts: &[[u32; 2]]| Visit { layer, experts: experts.iter().map(|e| e.to_vec()).collect() };
+        let visit =
+            |layer, experts: &[[u32; 2]]| Visit { layer, experts: experts.iter().map(|e| e.to_vec()).collect() };
         // A prompt of two rows, chunk by chunk or layer by layer, then a token.
-        let visits = vec![
-            visit(3, &[[1, 2], [3, 4]]),
-            visit(5, &[[5, 6], [7, 8]]),
-            visit(3, &[[9, 10]]),
-            visit(5, &[[11, 12]]),
-        ];
+        let visits =
+            vec![visit(3, &[[1, 2], [3, 4]]), visit(5, &[[5, 6], [7, 8]]), visit(3, &[[9, 10]]), visit(5, &[[11, 12]])];
         assert_eq!(by_row(visits, 2), (vec![3, 5], vec![1, 2, 5, 6, 3, 4, 7, 8, 9, 10, 11, 12]));
     }
 }
