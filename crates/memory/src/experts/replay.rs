@@ -56,7 +56,7 @@ pub fn contenders(trace: &Trace, size: &PoolSize) -> Vec<Contender> {
         let mut add = |name: &str, policy: Box<dyn Policy>| {
             all.push(Contender { name: format!("{name} {where_}"), scope, policy });
         };
-        add("lru", Box::new(Lru::default()));
+        add("lru", Box::<Lru>::default());
         add("lfu", Box::<Lfu>::default());
         add("segmented-lru", Box::<SegmentedLru>::default());
         for tokens in HALF_LIVES {
@@ -197,7 +197,7 @@ mod tests {
         let mut t = trace(&[vec![[0, 1], [2, 3]], vec![[4, 5], [4, 5]], vec![[4, 5], [4, 0]]]);
         t.streams[0].prompt = 2;
         let size = pool(&t, 16);
-        let lru = Contender { name: String::new(), scope: Scope::PerLayer, policy: Box::new(Lru::default()) };
+        let lru = Contender { name: String::new(), scope: Scope::PerLayer, policy: Box::<Lru>::default() };
         assert_eq!(replay(&t, size, lru), Hits { uses: 4, hits: 3 });
     }
 }
