@@ -76,12 +76,15 @@ impl Arena {
         b.high = b.high.max(end);
         Ok(Buf { alloc: Self::alloc_id(r), off, len: bytes, scope })
     }
-    pub(crate) fn open(&mut self, r: Region) {
+    /// Opens a scope of a region that lasts until [`close`](Self::close), where it cannot be the extent of a function: a
+    /// segment's. Scopes of steps are [`scope`](trait.Device.html#method.scope)s.
+    pub fn open(&mut self, r: Region) {
         self.scopes += 1;
         let b = &mut self.regions[r as usize];
         b.open.push((self.scopes, b.top));
     }
-    pub(crate) fn close(&mut self, r: Region) {
+    /// Closes the innermost scope of a region.
+    pub fn close(&mut self, r: Region) {
         let b = &mut self.regions[r as usize];
         if let Some((_, top)) = b.open.pop() {
             b.top = top;

@@ -60,7 +60,7 @@ impl Behind<'_> {
                 // An id beyond i32 is in no vocabulary.
                 dev.write_i32(self.id, &[i32::try_from(last).unwrap_or(-1)])?;
                 let r = self.row(i);
-                Cx { dev: &mut *dev, w, st }.scope(|cx| {
+                Cx { dev: &mut *dev, w, st, tile: u32::MAX }.scope(|cx| {
                     let before = if i == 0 { self.drafter.recall(cx, &r)? } else { states[0] };
                     self.drafter.draft(cx, &r, before, states[1], experts)?;
                     self.drafter.logits(cx, &r, states[1], logits)

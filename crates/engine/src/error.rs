@@ -55,6 +55,22 @@ pub enum Error {
     /// A second history was asked for and none was planned.
     #[error("the plan has no second history")]
     NoSecondHistory,
+    /// A mark that is no place of the segment's grid.
+    #[error("rows are marked at {mark}; a mark is a multiple of 64, or the end, of {rows} rows")]
+    BadMark {
+        /// The mark.
+        mark: u32,
+        /// Rows of the segment.
+        rows: u32,
+    },
+    /// A segment was to end before its last layer.
+    #[error("the segment went through {done} layers of {of}")]
+    Unfinished {
+        /// Layers done.
+        done: u32,
+        /// All layers.
+        of: u32,
+    },
     /// A text too short to measure on.
     #[error("{0} tokens are too few to measure: 2 at least are needed")]
     TooShort(usize),

@@ -3,17 +3,22 @@
 //! A pass is embed, then for each layer `mix` and `ffn`, then the head for the rows that are asked for. Decode passes
 //! of models whose experts are resident run inside a device graph, which forbids the host to touch the device in them.
 
+mod segment;
+
 use crate::draft::Behind;
 use crate::error::{Error, Result};
 use crate::machine::Watch;
-use crate::plan::{limits, pick_bytes, side_bytes, streams};
+use crate::plan::{limits, pick_bytes, side_bytes, step_rows, streams};
 use checkpoint::Checkpoint;
 use device::{Act, Device, GraphKey, Region, RowClass, Rows, View};
-use memory::{Class, Component, KvSpec, Ledger, Plan, Reservation, Residency, Tier, TierUsage};
+use memory::{Class, Component, KvSpec, Ledger, Order, Plan, Reservation, Residency, Tier, TierUsage};
 use model::{Carry, Cx, Drafter, Family};
 use state::{Recurrent, SeqId, Span, State};
 use std::sync::atomic::{AtomicBool, Ordering};
-use weights::{Bound, ExpertSource, Progress, Resident, RowReader, Weights};
+use weights::{Bound, ExpertSource, Progress, Resident, RowReader, Tap, Tapped, Weights};
+
+pub(crate) use segment::Through;
+pub use segment::{OnMark, Passed, Segment};
 
 /// The operands of one pass over a step's rows.
 pub(crate) struct Pass<'a> {
@@ -61,7 +66,7 @@ fn layers(
     logits: Option<View>,
     experts: &mut dyn ExpertSource,
 ) -> Result<()> {
-    let mut cx = Cx { dev, w: p.resident, st: p.state };
+    let mut cx = Cx { dev, w: p.resident, st: p.state, tile: u32::MAX };
     p.family.embed(&mut cx, p.rows, x)?;
     for l in 0..p.family.spec().n_layers {
         p.family.mix(&mut cx, l, p.rows, x)?;
@@ -80,7 +85,6 @@ fn layers(
 struct SideRows {
     reader: RowReader,
     to: View,
-    ids: Vec<u32>,
     values: Vec<f32>,
 }
 
@@ -99,18 +103,22 @@ impl SideRows {
         let reader = RowReader::new(ck, table.ok_or_else(missing)?)?;
         let paid =
             ledger.reserve_planned(Tier::Host, Class::Workspace, "per-layer embeddings", side_bytes(family, plan))?;
-        let to = View::dense(dev.alloc(paid)?, Act::F32, limits(plan).rows, side.width);
-        Ok(Some(SideRows { reader, to, ids: Vec::new(), values: Vec::new() }))
+        let to = View::dense(dev.alloc(paid)?, Act::F32, step_rows(plan), side.width);
+        Ok(Some(SideRows { reader, to, values: Vec::new() }))
     }
     /// Reads and uploads the rows of a step's ids.
     fn fill(&mut self, dev: &mut dyn Device, spans: &[Span]) -> Result<View> {
-        self.ids.clear();
-        spans.iter().for_each(|s| self.ids.extend_from_slice(s.ids));
-        self.values.resize(self.ids.len() * self.reader.cols() as usize, 0.0);
-        self.reader.read(&self.ids, &mut self.values)?;
-        let to = self.to.rows(0, self.ids.len() as u32);
-        dev.write_f32(to, &self.values)?;
+        let ids: Vec<u32> = spans.iter().flat_map(|s| s.ids).copied().collect();
+        let to = self.to.rows(0, ids.len() as u32);
+        self.fill_into(dev, &ids, to)?;
         Ok(to)
+    }
+    /// Reads rows and uploads them to `to`.
+    fn fill_into(&mut self, dev: &mut dyn Device, ids: &[u32], to: View) -> Result<()> {
+        self.values.resize(ids.len() * self.reader.cols() as usize, 0.0);
+        self.reader.read(ids, &mut self.values)?;
+        dev.write_f32(to, &self.values)?;
+        Ok(())
     }
 }
 
@@ -129,6 +137,10 @@ pub struct Executor {
     weights: Weights,
     /// Takes the place of the weights' own source of experts, in tests of arrival order.
     arrivals: Option<Box<dyn ExpertSource + Send>>,
+    /// Sees what rows are routed to before experts are asked for.
+    tap: Option<Box<dyn Tap>>,
+    /// Whether the carry region's scope is open, for a segment.
+    carrying: bool,
     state: State,
     /// A second history, where the plan has one.
     beside: Option<State>,
@@ -170,13 +182,15 @@ impl Executor {
         let state = history(&plan.kv)?;
         let beside = if plan.beside.is_empty() { None } else { Some(history(&plan.beside)?) };
         let paid = ledger.reserve_planned(Tier::Host, Class::Workspace, "row choice", pick_bytes(&plan))?;
-        let pick = View::dense(dev.alloc(paid)?, Act::I32, limits(&plan).rows, 1);
+        let pick = View::dense(dev.alloc(paid)?, Act::I32, step_rows(&plan), 1);
         let side = SideRows::new(family.as_ref(), ck, bounds, &plan, &ledger, dev.as_mut())?;
         let arrivals = None;
         Ok(Executor {
             family,
             weights,
             arrivals,
+            tap: None,
+            carrying: false,
             state,
             beside,
             dev,
@@ -223,6 +237,10 @@ impl Executor {
     /// Hands experts out through another source from now on.
     pub fn set_arrivals(&mut self, wrap: impl FnOnce(&weights::ResidentExperts) -> Box<dyn ExpertSource + Send>) {
         self.arrivals = Some(wrap(self.weights.experts()));
+    }
+    /// Shows what rows are routed to, or lets it be changed, from now on. Steps are not recorded then.
+    pub fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
+        self.tap = tap;
     }
     /// A new, empty sequence. It may grow to the plan's context whatever comes.
     ///
@@ -280,10 +298,11 @@ impl Executor {
             .map(Option::unwrap_or_default)
     }
 
-    /// Appends a prompt, chunk by chunk, looking at `cancel` between chunks. Logits as `wanted`.
+    /// Appends a prompt in the plan's order: chunk by chunk, looking at `cancel` between chunks, or segment by segment,
+    /// looking at it between layers. Logits as `wanted`.
     ///
     /// # Errors
-    /// [`Error::Cancelled`] (chunks done stay), and those of state and device.
+    /// [`Error::Cancelled`] (chunks and segments done stay), and those of state and device.
     pub fn prefill(
         &mut self,
         seq: SeqId,
@@ -294,6 +313,9 @@ impl Executor {
     ) -> Result<Vec<f32>> {
         let mut logits = Vec::new();
         let chunk = self.plan.chunk as usize;
+        if matches!(self.plan.order, Order::LayerOuter { .. }) && ids.len() > chunk {
+            return self.prefill_segments((seq, ids), wanted, cancel, on_chunk);
+        }
         let chunks = ids.len().div_ceil(chunk);
         for (i, part) in ids.chunks(chunk).enumerate() {
             if cancel.load(Ordering::Relaxed) {
@@ -335,10 +357,7 @@ impl Executor {
         let append = self.state.reserve(self.dev.as_mut(), RowClass::Few, &[Span { seq, ids: &ids }])?;
         let rows = self.state.rows(&append, 0..n)?;
         let (resident, own) = self.weights.split();
-        let experts: &mut dyn ExpertSource = match &mut self.arrivals {
-            Some(a) => a.as_mut(),
-            None => own,
-        };
+        let experts = source(&mut self.arrivals, own);
         let spec = self.family.spec();
         let behind = Behind { drafter, hidden: spec.hidden, vocab: spec.vocab, rows, id: self.pick.rows(0, 1) };
         let done = behind.draft(self.dev.as_mut(), (resident, &self.state), first, experts, choose);
@@ -408,7 +427,7 @@ impl Executor {
         let append = self.state.reserve(self.dev.as_mut(), RowClass::Many, spans)?;
         let rows = self.state.rows(&append, 0..append.n())?;
         let side = self.read_side(spans)?;
-        self.finish(append, rows, None, side, |_| accepted.to_vec())
+        self.carry_out(append, rows, None, side, |_| accepted.to_vec())
     }
 
     fn run(
@@ -431,7 +450,7 @@ impl Executor {
             }
         };
         let side = self.read_side(spans)?;
-        self.finish(append, rows, Some(pick), side, accept)
+        self.carry_out(append, rows, Some(pick), side, accept)
     }
 
     /// Reads what the ids of a step need beside their embeddings, never inside a graph.
@@ -440,7 +459,7 @@ impl Executor {
         side.fill(self.dev.as_mut(), spans).map(Some)
     }
 
-    fn finish(
+    fn carry_out(
         &mut self,
         append: state::Append,
         rows: Rows,
@@ -449,16 +468,14 @@ impl Executor {
         accept: impl FnOnce(&[f32]) -> Vec<u32>,
     ) -> Result<Option<Vec<f32>>> {
         let (resident, own) = self.weights.split();
-        let graph = rows.class == RowClass::Few && self.arrivals.is_none();
-        let experts: &mut dyn ExpertSource = match &mut self.arrivals {
-            Some(a) => a.as_mut(),
-            None => own,
-        };
+        let graph = rows.class == RowClass::Few && self.arrivals.is_none() && self.tap.is_none();
+        let experts = source(&mut self.arrivals, own);
         let family = self.family.as_ref();
         let drafter = family.drafter().filter(|_| self.plan.draft > 0);
         let foretold = None;
         let p = Pass { family, resident, state: &self.state, rows: &rows, pick, side, graph, drafter, foretold };
-        let done = pass(self.dev.as_mut(), p, experts);
+        let dev = self.dev.as_mut();
+        let done = tapped(&mut self.tap, experts, |experts| pass(dev, p, experts));
         self.dev.step_ends();
         match done {
             Ok(logits) => {
@@ -471,5 +488,28 @@ impl Executor {
                 Err(e)
             }
         }
+    }
+}
+
+/// Where experts come from.
+fn source<'a>(
+    arrivals: &'a mut Option<Box<dyn ExpertSource + Send>>,
+    own: &'a mut dyn ExpertSource,
+) -> &'a mut dyn ExpertSource {
+    match arrivals {
+        Some(a) => a.as_mut(),
+        None => own,
+    }
+}
+
+/// Runs `f` with a source that the tap looks into.
+fn tapped<R>(
+    tap: &mut Option<Box<dyn Tap>>,
+    experts: &mut dyn ExpertSource,
+    f: impl FnOnce(&mut dyn ExpertSource) -> R,
+) -> R {
+    match tap {
+        Some(tap) => f(&mut Tapped::new(tap.as_mut(), experts)),
+        None => f(experts),
     }
 }

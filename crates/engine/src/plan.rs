@@ -3,18 +3,22 @@
 //! - `ask`: what is asked of a plan, and why it may be refused.
 //! - `allowance`: H, foreseen.
 //! - `forecast`: how long things will take on a measured machine.
+//! - `order`: how prompts go through the layers.
 
 mod allowance;
 mod ask;
 mod forecast;
+mod order;
 
 use crate::draft::Behind;
 use crate::error::Result;
-use crate::executor::{Pass, pass};
+use crate::executor::{Pass, Through, pass};
 use checkpoint::DType;
 use device::{Act, Caps, Device, Meter, Region, RowClass, ScratchFn, View};
 use memory::pages::pages_for;
-use memory::{Component, KvFormat, KvSpec, Ledger, PAGE_POSITIONS, Plan, RegionSizes, Residency, Tier, WeightShare};
+use memory::{
+    Component, KvFormat, KvSpec, Ledger, Order, PAGE_POSITIONS, Plan, RegionSizes, Residency, Tier, WeightShare,
+};
 use model::{Family, Spec};
 use state::{Bytes, Decl, Limits, Span, State, Stream};
 use std::collections::BTreeMap;
@@ -150,7 +154,7 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
     let mut weights = shares(of.bounds);
     let predictor = weights.iter_mut().filter(|w| draft > 0 && w.component == Component::Mtp);
     predictor.for_each(|w| w.residency = Residency::Resident);
-    let mut p = Plan {
+    let p = Plan {
         weights,
         kv: vec![ask.kv.unwrap_or_else(|| usual_kv(of.bounds)); layers],
         beside: ask.beside.map_or_else(Vec::new, |kv| vec![kv; layers]),
@@ -158,6 +162,8 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         parallel: ask.parallel.max(1),
         chunk: ask.chunk.max(64).next_multiple_of(64).min(context.next_multiple_of(64)),
         few: ask.few.max(ask.parallel).max(draft.saturating_add(1)),
+        order: Order::ChunkOuter,
+        ring_rows: 0,
         draft,
         slab_pages: 1,
         kv_bytes: 0,
@@ -168,7 +174,33 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         allowance: 0,
         guard: ask.guard,
     };
-    let decls = streams(of.family, &p.kv, draft);
+    let p = counted(of, ask, p)?;
+    if ask.segment.is_some() { by_layers(of, ask, p) } else { Ok(p) }
+}
+
+/// The same plan with prompts layer by layer, in the longest segments that leave most of the room to experts; as it was
+/// where not even short ones do.
+fn by_layers(of: Subject, ask: &Ask, p: Plan) -> Result<Plan> {
+    let mut rows = ask.segment.unwrap_or_else(|| order::rows(of, &p, ask.machine.as_ref()));
+    loop {
+        let order = order::layer_outer(rows, p.chunk, p.context);
+        let longer = counted(of, ask, Plan { order, ..p.clone() })?;
+        let more = longer.total_bytes().saturating_sub(p.total_bytes());
+        if ask.segment.is_some() || more <= order::most_workspace(&p) {
+            return Ok(longer);
+        }
+        if longer.segment() <= p.chunk {
+            return Ok(p);
+        }
+        rows = longer.segment() / 2;
+    }
+}
+
+/// A plan whose shapes are decided, with its bytes.
+fn counted(of: Subject, ask: &Ask, mut p: Plan) -> Result<Plan> {
+    p.ring_rows = if of.family.shares_history() { p.chunk.max(p.segment()) } else { p.chunk };
+    p.workspace = RegionSizes::default();
+    let decls = streams(of.family, &p.kv, p.draft);
     p.slab_pages = state::slab_pages(&decls);
     p.kv_bytes_per_position = state::position_bytes(&decls);
     kv_fits(&decls)?;
@@ -216,20 +248,32 @@ pub fn streams(family: &dyn Family, kv: &[KvSpec], draft: u32) -> Vec<Decl> {
 
 /// The limits of the state that a plan describes.
 pub fn limits(p: &Plan) -> Limits {
-    Limits { context: p.context, parallel: p.parallel, rows: p.chunk.max(p.few), few: p.few, slab_pages: p.slab_pages }
+    Limits {
+        context: p.context,
+        parallel: p.parallel,
+        rows: step_rows(p).max(p.ring_rows),
+        few: p.few,
+        slab_pages: p.slab_pages,
+        segment: p.segment(),
+    }
+}
+
+/// Most rows of a step.
+pub fn step_rows(p: &Plan) -> u32 {
+    p.chunk.max(p.few)
 }
 
 /// Bytes of the list of rows that give logits.
 pub fn pick_bytes(p: &Plan) -> u64 {
-    limits(p).rows as u64 * 4
+    step_rows(p) as u64 * 4
 }
 
 /// Bytes of what is read for a step's ids beside their embeddings.
 pub fn side_bytes(family: &dyn Family, p: &Plan) -> u64 {
-    family.side().map_or(0, |s| limits(p).rows as u64 * s.width as u64 * 4)
+    family.side().map_or(0, |s| step_rows(p) as u64 * s.width as u64 * 4)
 }
 
-/// Runs the widest prefill and decode passes on shapes alone, with a history in the formats `kv`.
+/// Runs the widest prefill and decode passes, and the longest segment, on shapes alone, with a history in the formats `kv`.
 fn measure(of: Subject, p: &Plan, kv: &[KvSpec], logit_rows: u32) -> Result<RegionSizes> {
     let mut meter = Meter::new(of.on.scratch, of.on.caps.clone());
     let mut weights = Weights::imagine(of.bounds, &mut meter)?;
@@ -261,6 +305,16 @@ fn measure(of: Subject, p: &Plan, kv: &[KvSpec], logit_rows: u32) -> Result<Regi
         }
         state.rollback(a)?;
         state.close(seq)?;
+    }
+    if p.segment() > 0 {
+        let seq = state.open()?;
+        let ids = vec![0; p.segment().min(p.context) as usize];
+        let append = state.reserve_segment(&mut meter, Span { seq, ids: &ids })?;
+        let (resident, experts) = weights.split();
+        let (family, drafter) = (of.family, of.family.drafter().filter(|_| p.draft > 0));
+        let (state, chunk, tile) = (&state, p.chunk, p.tile());
+        let segment = Through { family, resident, state, append: &append, chunk, tile, drafter };
+        segment.whole(&mut meter, experts, logit_rows)?;
     }
     let arena = meter.arena();
     Ok(RegionSizes { step: arena.high_water(Region::Step), carry: arena.high_water(Region::Carry) })

@@ -342,7 +342,7 @@ fn rows_choose_the_experts_that_transformers_chooses() {
         let Rig { mut model, expected, _dir } = rig(name, cpu());
         let Some(routing) = expected.routing else { continue };
         let (visits, n) = (weights::Visits::default(), routing.experts.len());
-        model.exec.set_arrivals(|e| Box::new(weights::Recorder::new(e.clone(), visits.clone())));
+        model.exec.set_tap(Some(Box::new(weights::Recorder::new(visits.clone()))));
         prefilled(&mut model.exec, &expected.ids[..n], &[n]);
         let layers = visits.take();
         assert_eq!(layers.len(), routing.experts[0].len(), "{name}: one visit a layer");

@@ -67,6 +67,21 @@ pub struct RegionSizes {
     pub carry: u64,
 }
 
+/// How the rows of a prompt go through the layers.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// A chunk of rows through all layers, then the next chunk.
+    #[default]
+    ChunkOuter,
+    /// A segment of rows through each layer before the next one, so that a layer's experts are read once for all of them.
+    LayerOuter {
+        /// Most rows of a segment.
+        segment: u32,
+        /// Most rows that a feed-forward computes at once.
+        tile: u32,
+    },
+}
+
 /// Everything that was decided for serving one model, immutable from then on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
@@ -84,6 +99,11 @@ pub struct Plan {
     pub chunk: u32,
     /// Most rows of the class Few in one call.
     pub few: u32,
+    /// How prompts that are longer than a chunk go through the layers.
+    pub order: Order,
+    /// Most rows that are written to a history before the first of them is read for the last time: what rings have room
+    /// for besides their windows.
+    pub ring_rows: u32,
     /// Pages of history that are backed by memory together.
     pub slab_pages: u32,
     /// K: bytes of key/value pages and rings when every sequence is full.
@@ -109,6 +129,14 @@ impl Plan {
     pub fn resident_bytes(&self) -> u64 {
         let absent = |r| matches!(r, Residency::Leased | Residency::RowRead);
         self.weights.iter().filter(|w| !absent(w.residency)).map(|w| w.bytes).sum()
+    }
+    /// Most rows of a segment, 0 where there are none.
+    pub fn segment(&self) -> u32 {
+        if let Order::LayerOuter { segment, .. } = self.order { segment } else { 0 }
+    }
+    /// Most rows of a segment that a feed-forward computes at once.
+    pub fn tile(&self) -> u32 {
+        if let Order::LayerOuter { tile, .. } = self.order { tile } else { self.chunk }
     }
     /// X.
     pub fn workspace_bytes(&self) -> u64 {

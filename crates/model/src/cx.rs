@@ -13,13 +13,40 @@ pub struct Cx<'a> {
     pub w: &'a Resident,
     /// Pages, rings and recurrent states.
     pub st: &'a State,
+    /// Most rows that a feed-forward computes at once, a multiple of 64: what bounds its workspace where a call has more.
+    pub tile: u32,
+}
+
+/// Rows of a call that are computed together.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// The first of them.
+    pub first: u32,
+    /// How many.
+    pub n: u32,
+}
+
+impl Tile {
+    /// These rows of a view of all.
+    pub fn of(&self, v: View) -> View {
+        v.rows(self.first, self.n)
+    }
 }
 
 impl Cx<'_> {
     /// Runs `f`; workspace taken in it is given back afterwards.
     pub fn scope<R>(&mut self, f: impl FnOnce(&mut Cx) -> Result<R>) -> Result<R> {
-        let (w, st) = (self.w, self.st);
-        self.dev.scope(Region::Step, |dev| f(&mut Cx { dev, w, st }))
+        let (w, st, tile) = (self.w, self.st, self.tile);
+        self.dev.scope(Region::Step, |dev| f(&mut Cx { dev, w, st, tile }))
+    }
+    /// The tiles of `n` rows, in order.
+    pub fn cut(&self, n: u32) -> impl Iterator<Item = Tile> + use<> {
+        let tile = self.tile.max(1);
+        (0..n.div_ceil(tile)).map(move |i| Tile { first: i * tile, n: tile.min(n - i * tile) })
+    }
+    /// Runs `f` on tile after tile of `n` rows; workspace taken in it is given back after each.
+    pub fn tiles(&mut self, n: u32, mut f: impl FnMut(&mut Cx, Tile) -> Result<()>) -> Result<()> {
+        self.cut(n).try_for_each(|t| self.scope(|cx| f(cx, t)))
     }
     /// Room for f32 `[rows, cols]`.
     pub fn take(&mut self, rows: u32, cols: u32) -> Result<View> {
@@ -127,11 +154,9 @@ impl Cx<'_> {
     pub fn add(&mut self, x: View, y: View) -> Result<()> {
         Ok(self.dev.run(Op::Add { x, y })?)
     }
-    /// Zeros `[rows, cols]` in new room.
-    pub fn zeros(&mut self, rows: u32, cols: u32) -> Result<View> {
-        let x = self.take(rows, cols)?;
-        self.dev.run(Op::Zero { x })?;
-        Ok(x)
+    /// `x = 0`.
+    pub fn zero(&mut self, x: View) -> Result<()> {
+        Ok(self.dev.run(Op::Zero { x })?)
     }
     /// `x *= w`, one number or one per column.
     pub fn scale(&mut self, x: View, w: WId) -> Result<()> {
@@ -164,11 +189,15 @@ impl Cx<'_> {
     /// `down(act(gate x) * up x)` into new room.
     pub fn mlp(&mut self, x: View, m: &Mlp, class: RowClass) -> Result<View> {
         let out = self.take(x.rows, self.w.mat(m.down)?.n)?;
+        self.mlp_into(out, x, m, class)?;
+        Ok(out)
+    }
+    /// `out = down(act(gate x) * up x)`.
+    pub fn mlp_into(&mut self, out: View, x: View, m: &Mlp, class: RowClass) -> Result<()> {
         self.scope(|cx| {
             let y = cx.glu(x, m, class)?;
             cx.linear_into(out, y, m.down, class)
-        })?;
-        Ok(out)
+        })
     }
     /// `out += down(act(gate x) * up x)`.
     pub fn mlp_add(&mut self, out: View, x: View, m: &Mlp, class: RowClass) -> Result<()> {

@@ -141,9 +141,9 @@ impl Block {
     /// Those of the device and of the source.
     pub fn ffn(&self, cx: &mut Cx, l: u32, r: &Rows, x: View, ex: &mut dyn ExpertSource) -> Result<()> {
         match &self.ffn {
-            Ffn::Dense(mlp) => cx.scope(|cx| {
-                let h = cx.rms_norm(x, self.ffn_norm, self.eps)?;
-                cx.mlp_add(x, h, mlp, r.class)
+            Ffn::Dense(mlp) => cx.tiles(r.n, |cx, t| {
+                let h = cx.rms_norm(t.of(x), self.ffn_norm, self.eps)?;
+                cx.mlp_add(t.of(x), h, mlp, r.class)
             }),
             Ffn::Sparse(s) => s.forward(cx, l, r, x, (self.ffn_norm, self.eps), ex),
         }

@@ -251,11 +251,11 @@ impl Family for Gemma3 {
     }
     fn ffn(&self, cx: &mut Cx, l: u32, r: &Rows, x: &mut Carry, _: &mut dyn ExpertSource) -> Result<()> {
         let (c, w, x) = (&self.cfg, &self.layers[l as usize], x.streams[0]);
-        cx.scope(|cx| {
-            let h = cx.rms_norm(x, w.ffn_norm, c.eps)?;
+        cx.tiles(r.n, |cx, t| {
+            let h = cx.rms_norm(t.of(x), w.ffn_norm, c.eps)?;
             let y = cx.mlp(h, &w.mlp, r.class)?;
             cx.rms_norm_in(y, w.post_ffn, c.eps)?;
-            cx.add(x, y)
+            cx.add(t.of(x), y)
         })
     }
     fn head(&self, cx: &mut Cx, r: &Rows, pick: View, x: &Carry, logits: View) -> Result<()> {

@@ -12,7 +12,7 @@
 //! Rope pairs halves of the first `partial_rotary_factor` of a head's columns. A configuration may have experts compete
 //! in groups. Published files have one more block, a multi-token predictor, which is not read here.
 
-use crate::cx::{Attn, Cx, Head, Mlp, RopeOf};
+use crate::cx::{Attn, Cx, Head, Mlp, RopeOf, Tile};
 use crate::error::Result;
 use crate::family::{Carry, Family, Spec};
 use crate::keys::Keys;
@@ -282,9 +282,9 @@ impl Family for Glm4Moe {
     fn ffn(&self, cx: &mut Cx, l: u32, r: &Rows, x: &mut Carry, ex: &mut dyn ExpertSource) -> Result<()> {
         let (c, w, x) = (&self.cfg, &self.layers[l as usize], x.streams[0]);
         match &w.ffn {
-            Ffn::Dense(mlp) => cx.scope(|cx| {
-                let h = cx.rms_norm(x, w.ffn_norm, c.eps)?;
-                cx.mlp_add(x, h, mlp, r.class)
+            Ffn::Dense(mlp) => cx.tiles(r.n, |cx, t| {
+                let h = cx.rms_norm(t.of(x), w.ffn_norm, c.eps)?;
+                cx.mlp_add(t.of(x), h, mlp, r.class)
             }),
             Ffn::Mixture { router, correction, shared } => {
                 let choice = Router { bias: Some(cx.w.vec(*correction)?), ..c.moe.router };
@@ -308,14 +308,17 @@ struct Mixed<'a> {
 }
 
 impl moe::Mixture for Mixed<'_> {
-    fn route(&mut self, cx: &mut Cx) -> Result<(View, View)> {
-        let h = cx.rms_norm(self.x, self.norm, self.eps)?;
-        Ok((h, cx.linear(h, self.router, self.r.class)?))
+    fn begin(&mut self, cx: &mut Cx, n: u32) -> Result<View> {
+        cx.take(n, self.x.cols)
     }
-    fn base(&mut self, cx: &mut Cx, h: View) -> Result<View> {
-        cx.mlp(h, self.shared, self.r.class)
+    fn route(&mut self, cx: &mut Cx, t: Tile, h: View) -> Result<View> {
+        cx.rms_norm_to(h, t.of(self.x), self.norm, self.eps)?;
+        cx.linear(h, self.router, self.r.class)
     }
-    fn close(&mut self, cx: &mut Cx, sum: View) -> Result<()> {
-        cx.add(self.x, sum)
+    fn base(&mut self, cx: &mut Cx, _: Tile, h: View, sum: View) -> Result<()> {
+        cx.mlp_into(sum, h, self.shared, self.r.class)
+    }
+    fn close(&mut self, cx: &mut Cx, t: Tile, sum: View) -> Result<()> {
+        cx.add(t.of(self.x), sum)
     }
 }

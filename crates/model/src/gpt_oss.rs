@@ -15,7 +15,7 @@
 //! Safetensors files hold gate and up row by row in turn: as `[E, k, 2n]`, transposed, in float types. GGUF files hold
 //! them apart.
 
-use crate::cx::{Attn, Cx, Head, RopeOf};
+use crate::cx::{Attn, Cx, Head, RopeOf, Tile};
 use crate::error::Result;
 use crate::family::{Carry, Family, Spec};
 use crate::keys::Keys;
@@ -250,16 +250,19 @@ struct Ffn<'a> {
 }
 
 impl moe::Mixture for Ffn<'_> {
-    fn route(&mut self, cx: &mut Cx) -> Result<(View, View)> {
-        let h = cx.rms_norm(self.x, self.w.ffn_norm, self.eps)?;
-        let (router, bias) = self.w.router;
-        Ok((h, cx.linear_bias(h, router, Some(bias), self.r.class)?))
-    }
     /// Nothing beside them: the experts are added to the residual stream itself.
-    fn base(&mut self, _: &mut Cx, _: View) -> Result<View> {
+    fn begin(&mut self, _: &mut Cx, _: u32) -> Result<View> {
         Ok(self.x)
     }
-    fn close(&mut self, _: &mut Cx, _: View) -> Result<()> {
+    fn route(&mut self, cx: &mut Cx, t: Tile, h: View) -> Result<View> {
+        cx.rms_norm_to(h, t.of(self.x), self.w.ffn_norm, self.eps)?;
+        let (router, bias) = self.w.router;
+        cx.linear_bias(h, router, Some(bias), self.r.class)
+    }
+    fn base(&mut self, _: &mut Cx, _: Tile, _: View, _: View) -> Result<()> {
+        Ok(())
+    }
+    fn close(&mut self, _: &mut Cx, _: Tile, _: View) -> Result<()> {
         Ok(())
     }
 }

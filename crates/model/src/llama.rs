@@ -188,9 +188,9 @@ impl Family for Llama {
     }
     fn ffn(&self, cx: &mut Cx, l: u32, r: &Rows, x: &mut Carry, _: &mut dyn ExpertSource) -> Result<()> {
         let (c, w, x) = (&self.cfg, &self.layers[l as usize], x.streams[0]);
-        cx.scope(|cx| {
-            let h = cx.rms_norm(x, w.ffn_norm, c.eps)?;
-            cx.mlp_add(x, h, &w.mlp, r.class)
+        cx.tiles(r.n, |cx, t| {
+            let h = cx.rms_norm(t.of(x), w.ffn_norm, c.eps)?;
+            cx.mlp_add(t.of(x), h, &w.mlp, r.class)
         })
     }
     fn head(&self, cx: &mut Cx, r: &Rows, pick: View, x: &Carry, logits: View) -> Result<()> {

@@ -6,7 +6,7 @@
 //!   + sigmoid(w_s h) shared(h)
 //! ```
 
-use crate::cx::{Cx, Mlp};
+use crate::cx::{Cx, Mlp, Tile};
 use crate::error::Result;
 use crate::keys::Keys;
 use crate::moe::{self, Moe};
@@ -115,19 +115,21 @@ struct Ffn<'a> {
 }
 
 impl moe::Mixture for Ffn<'_> {
-    fn route(&mut self, cx: &mut Cx) -> Result<(View, View)> {
-        let h = cx.rms_norm(self.x, self.norm, self.eps)?;
-        Ok((h, cx.linear(h, self.w.router, self.r.class)?))
-    }
     /// Without a shared expert the routed ones are added to the residual stream itself.
-    fn base(&mut self, cx: &mut Cx, h: View) -> Result<View> {
-        let Some(s) = &self.w.shared else { return Ok(self.x) };
-        let y = cx.mlp(h, &s.mlp, self.r.class)?;
-        let g = cx.linear(h, s.gate, self.r.class)?;
-        cx.gate(y, g, ActFn::Sigmoid)?;
-        Ok(y)
+    fn begin(&mut self, cx: &mut Cx, n: u32) -> Result<View> {
+        if self.w.shared.is_some() { cx.take(n, self.x.cols) } else { Ok(self.x) }
     }
-    fn close(&mut self, cx: &mut Cx, sum: View) -> Result<()> {
-        if self.w.shared.is_some() { cx.add(self.x, sum) } else { Ok(()) }
+    fn route(&mut self, cx: &mut Cx, t: Tile, h: View) -> Result<View> {
+        cx.rms_norm_to(h, t.of(self.x), self.norm, self.eps)?;
+        cx.linear(h, self.w.router, self.r.class)
+    }
+    fn base(&mut self, cx: &mut Cx, _: Tile, h: View, sum: View) -> Result<()> {
+        let Some(s) = &self.w.shared else { return Ok(()) };
+        cx.mlp_into(sum, h, &s.mlp, self.r.class)?;
+        let g = cx.linear(h, s.gate, self.r.class)?;
+        cx.gate(sum, g, ActFn::Sigmoid)
+    }
+    fn close(&mut self, cx: &mut Cx, t: Tile, sum: View) -> Result<()> {
+        if self.w.shared.is_some() { cx.add(t.of(self.x), sum) } else { Ok(()) }
     }
 }

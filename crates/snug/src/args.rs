@@ -44,6 +44,8 @@ pub enum Command {
     Synth(SynthArgs),
     /// Start a coding agent that uses a local model
     Launch(LaunchArgs),
+    /// Record routing to experts, and compare what to keep in memory
+    Experts(crate::cmd::experts::ExpertsArgs),
     /// Measure this machine
     Doctor(DoctorArgs),
     /// List the models in the store
@@ -86,6 +88,10 @@ pub struct On {
     /// [default: f32 for f32 weights, else bf16]
     #[arg(long, value_name = "FORMAT")]
     pub kv: Option<KvSpec>,
+    /// Rows of a prompt that go through a layer together, so that its experts are read once for all of them
+    /// [default: where experts are not all in memory, as many as the machine's profile says; else chunk by chunk]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(64..=1 << 20))]
+    pub segment: Option<u32>,
 }
 
 /// Instruction sets by name.
@@ -452,6 +458,10 @@ pub struct BenchArgs {
     /// Report what each kind of operation cost, on stderr or in the JSON
     #[arg(long)]
     pub profile: bool,
+    /// Ask for the experts that a recorded trace asks for (see `snug experts`) in place of the router's: how fast a model
+    /// with random weights would be if it chose like a trained one
+    #[arg(long, value_name = "FILE")]
+    pub route_trace: Option<PathBuf>,
     #[command(flatten)]
     pub on: On,
 }

@@ -112,6 +112,7 @@ fn is_users(e: &anyhow::Error) -> bool {
         c.is::<Usage>()
             || c.is::<memory::OverBudget>()
             || c.is::<snug::synth::Wrong>()
+            || c.is::<memory::experts::trace::NotATrace>()
             || c.downcast_ref().is_some_and(of_launch)
             || c.downcast_ref().is_some_and(of_engine)
             || c.downcast_ref().is_some_and(of_model)

@@ -5,7 +5,7 @@ use crate::output::{bytes, note};
 use crate::progress::Bar;
 use crate::resolve;
 use device::{CpuOptions, Isa};
-use engine::machine::{Budget, Sight};
+use engine::machine::{Budget, MachineProfile, Sight};
 use engine::open::{On, Opened};
 use engine::plan::DEFAULT_CONTEXT;
 use engine::{Ask, Context, Model, OpenOptions};
@@ -66,7 +66,10 @@ pub fn say_memory(u: &TierUsage) {
 
 fn ask(on: &args::On, logit_rows: u32) -> Ask {
     let context = on.context.unwrap_or_default();
-    Ask { context, parallel: on.parallel, kv: on.kv, logit_rows, guard: budget(on).bytes, ..Ask::default() }
+    // A profile that cannot be read is for `snug plan` to complain about; here the usual segments do.
+    let machine = MachineProfile::load().unwrap_or_default();
+    let (parallel, kv, segment, guard) = (on.parallel, on.kv, on.segment, budget(on).bytes);
+    Ask { context, parallel, kv, logit_rows, guard, segment, machine, ..Ask::default() }
 }
 
 fn backend(on: &args::On) -> anyhow::Result<On> {

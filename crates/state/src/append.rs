@@ -23,6 +23,13 @@ pub struct Span<'a> {
     pub ids: &'a [u32],
 }
 
+/// Appends of a kind are under way one at a time; a segment lasts while steps come and go.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Step,
+    Segment,
+}
+
 /// Rows that were reserved and whose fate is open. It ends in [`commit`](crate::State::commit) or
 /// [`rollback`](crate::State::rollback); one that is dropped instead (say, by a failed step) is rolled back by the next
 /// call that changes its state.
@@ -30,6 +37,7 @@ pub struct Span<'a> {
 #[must_use = "an append ends in commit or rollback"]
 pub struct Append {
     pub(crate) token: Arc<()>,
+    pub(crate) kind: Kind,
     pub(crate) class: RowClass,
     /// First row of each span, and one behind the last row.
     bounds: Vec<u32>,
@@ -86,6 +94,8 @@ struct Held {
     pages: Vec<PageId>,
     /// Few: the slot of the state after each row. Many: after the last. None where no layer is recurrent.
     next: Vec<SlotId>,
+    /// The rings that a segment writes in place of its sequence's own.
+    ring: Option<SlotId>,
 }
 
 /// An append as its state sees it.
@@ -109,12 +119,17 @@ impl Pending {
         spans.iter().try_fold(0u32, |n, s| Ok(n.saturating_add(Held::pages_wanted(s, seqs.get(s.seq)?))))
     }
     /// Takes what the spans need, or nothing. The spans are known to fit the limits.
-    pub fn take(spans: &[Span], class: RowClass, seqs: &Sequences, room: &mut Room) -> Result<(Append, Pending)> {
+    pub fn take(
+        spans: &[Span],
+        (kind, class): (Kind, RowClass),
+        seqs: &Sequences,
+        room: &mut Room,
+    ) -> Result<(Append, Pending)> {
         let token = Arc::new(());
         let mut p = Pending { token: Arc::downgrade(&token), class, spans: Vec::with_capacity(spans.len()) };
         let mut bounds = vec![0];
         for s in spans {
-            match Held::take(s, class, seqs, room) {
+            match Held::take(s, (kind, class), seqs, room) {
                 Ok(held) => {
                     bounds.push(bounds[bounds.len() - 1] + held.rows);
                     p.spans.push(held);
@@ -125,7 +140,7 @@ impl Pending {
                 }
             }
         }
-        Ok((Append { token, class, bounds }, p))
+        Ok((Append { token, kind, class, bounds }, p))
     }
     /// What the step's arrays hold.
     pub fn values(&self, spans: &[Span], seqs: &Sequences) -> Result<Values> {
@@ -185,32 +200,49 @@ impl Pending {
     pub fn slots(&self) -> impl Iterator<Item = SlotId> {
         self.spans.iter().flat_map(|s| s.next.iter().copied())
     }
+    /// Sequences with the rows they take.
+    #[cfg(test)]
+    pub fn rows(&self) -> impl Iterator<Item = (SeqId, u32)> {
+        self.spans.iter().map(|s| (s.seq, s.rows))
+    }
+    pub fn rings(&self) -> impl Iterator<Item = SlotId> {
+        self.spans.iter().filter_map(|s| s.ring)
+    }
 }
 
 impl Held {
-    fn take(s: &Span, class: RowClass, seqs: &Sequences, room: &mut Room) -> Result<Held> {
+    fn take(s: &Span, (kind, class): (Kind, RowClass), seqs: &Sequences, room: &mut Room) -> Result<Held> {
         let seq = seqs.get(s.seq)?;
         let rows = s.ids.len() as u32;
-        let pages = room.take_pages(Self::pages_wanted(s, seq))?;
-        let wanted = match class {
-            _ if room.slots.total() == 0 => 0,
-            RowClass::Few => rows,
-            RowClass::Many => 1,
-        };
-        match room.take_slots(wanted) {
-            Ok(next) => Ok(Held { seq: s.seq, rows, pages, next }),
+        let mut held = Held { seq: s.seq, rows, pages: Vec::new(), next: Vec::new(), ring: None };
+        let taken = held.fill(Self::pages_wanted(s, seq), (kind, class), room);
+        match taken {
+            Ok(()) => Ok(held),
             Err(e) => {
-                room.give_pages(pages);
+                held.give_back(room);
                 Err(e)
             }
         }
+    }
+    fn fill(&mut self, pages: u32, (kind, class): (Kind, RowClass), room: &mut Room) -> Result<()> {
+        self.pages = room.take_pages(pages)?;
+        let wanted = match class {
+            _ if room.slots.total() == 0 => 0,
+            RowClass::Few => self.rows,
+            RowClass::Many => 1,
+        };
+        self.next = room.take_slots(wanted)?;
+        if kind == Kind::Segment {
+            self.ring = Some(room.take_ring()?);
+        }
+        Ok(())
     }
     fn pages_wanted(s: &Span, seq: &Sequence) -> u32 {
         pages_for(seq.len.saturating_add(s.ids.len() as u32)).saturating_sub(seq.pages.len() as u32)
     }
     fn values(&self, seq: &Sequence) -> SpanValues {
         SpanValues {
-            seq_slot: self.seq.place() as i32,
+            seq_slot: self.ring.unwrap_or(seq.ring).0 as i32,
             rec_from: slot(seq.rec.as_ref()),
             rec_mid: slot(self.next.last()),
             pages: seq.pages.iter().chain(&self.pages).map(|p| p.0 as i32).collect(),
@@ -239,10 +271,15 @@ impl Held {
             room.give_slots(std::mem::replace(&mut seq.rec, kept));
         }
         room.give_slots(self.next);
+        if n > 0 {
+            self.ring = self.ring.map(|written| std::mem::replace(&mut seq.ring, written));
+        }
+        self.ring.into_iter().for_each(|r| room.rings.give(r));
     }
     fn give_back(self, room: &mut Room) {
         room.give_pages(self.pages);
         room.give_slots(self.next);
+        self.ring.into_iter().for_each(|r| room.rings.give(r));
     }
 }
 

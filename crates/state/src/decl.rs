@@ -67,6 +67,9 @@ pub struct Limits {
     pub few: u32,
     /// Pages that are backed by memory together: see [`slab_pages`].
     pub slab_pages: u32,
+    /// Most rows of a segment; 0 where there are none. A segment is an append of one sequence that lasts while others
+    /// take steps. It is run layer by layer, in parts of at most `rows`.
+    pub segment: u32,
 }
 
 /// Bytes that a [`State`](crate::State) reserves when it is full.
@@ -100,9 +103,16 @@ impl Limits {
     pub(crate) fn most_rows(&self) -> u32 {
         self.rows.max(self.few)
     }
-    /// A current slot per sequence, and next ones: Few rows have one each, Many rows one a sequence.
+    /// A current slot per sequence, and next ones: Few rows have one each, Many rows one a sequence, and a segment has
+    /// one beside them where there are sequences to take steps meanwhile.
     pub(crate) fn rec_slots(&self) -> u32 {
-        self.parallel.saturating_add(self.few.max(self.parallel))
+        let beside = (self.segment > 0 && self.parallel > 1) as u32;
+        self.parallel.saturating_add(self.few.max(self.parallel)).saturating_add(beside)
+    }
+    /// Rings of a layer: one a sequence, and one that a segment writes, so that the sequence still has its own when the
+    /// segment is rolled back.
+    pub(crate) fn ring_places(&self) -> u32 {
+        self.parallel.saturating_add((self.segment > 0) as u32)
     }
     fn check(&self) -> Result<()> {
         let that = |ok: bool, what| if ok { Ok(()) } else { Err(Error::Limits(what)) };
@@ -114,8 +124,9 @@ impl Limits {
         let pages = self.pages_per_seq() as u64 * self.parallel as u64;
         that(index(self.slab_pages as u64), "a slab must have 1 to 2^31 - 1 pages")?;
         that(index(pages), "the contexts of all sequences together need more than 2^31 - 1 pages")?;
-        let slots = self.parallel as u64 + self.few.max(self.parallel) as u64;
-        that(index(slots), "there would be more than 2^31 - 1 recurrent slots")
+        let slots = self.parallel as u64 + self.few.max(self.parallel) as u64 + 1;
+        that(index(slots), "there would be more than 2^31 - 1 recurrent slots")?;
+        that(self.segment as u64 <= MAX_INDEX, "a segment must have at most 2^31 - 1 rows")
     }
 }
 
@@ -180,7 +191,7 @@ impl Stream {
     /// Bytes of these pages for all sequences.
     pub(crate) fn side_bytes(&self, l: &Limits) -> [u64; 2] {
         let all = |s: Option<(KvFormat, u64, u32)>| {
-            s.map_or(0, |(_, page, ring)| product(&[page, ring as u64, l.parallel as u64]))
+            s.map_or(0, |(_, page, ring)| product(&[page, ring as u64, l.ring_places() as u64]))
         };
         self.sides(l).map(all)
     }
@@ -198,7 +209,7 @@ impl Stream {
     pub(crate) fn kv_bytes(&self, l: &Limits) -> u64 {
         let pages = match self {
             Stream::History { .. } => l.pages() as u64,
-            Stream::Ring { .. } => product(&[self.ring_pages(l), l.parallel as u64]),
+            Stream::Ring { .. } => product(&[self.ring_pages(l), l.ring_places() as u64]),
             Stream::Recurrent { .. } => 0,
         };
         product(&[self.page_bytes().unwrap_or(0), pages])
@@ -229,12 +240,12 @@ impl Stream {
                     .sides(l)
                     .into_iter()
                     .flatten()
-                    .any(|s| product(&[s.2 as u64, l.parallel as u64]) > MAX_INDEX) =>
+                    .any(|s| product(&[s.2 as u64, l.ring_places() as u64]) > MAX_INDEX) =>
             {
                 Err("the own pages of all sequences together are more than 2^31 - 1")
             }
             Stream::Ring { window: 0, .. } => Err("a window of no positions"),
-            Stream::Ring { .. } if self.ring_pages(l).saturating_mul(l.parallel as u64) > MAX_INDEX => {
+            Stream::Ring { .. } if self.ring_pages(l).saturating_mul(l.ring_places() as u64) > MAX_INDEX => {
                 Err("the rings of all sequences together need more than 2^31 - 1 pages")
             }
             Stream::Recurrent { state, .. } if state.contains(&0) => Err("a recurrent state of no elements"),

@@ -10,7 +10,7 @@ pub enum Error {
     /// All places of a kind are taken. Close a sequence and ask again, or plan for more.
     #[error("{asked} {what} asked and {free} free; close a sequence or start with a larger --parallel")]
     NoRoom {
-        /// `"sequences"`, `"pages"` or `"recurrent slots"`.
+        /// `"sequences"`, `"pages"`, `"recurrent slots"` or `"rings"`.
         what: &'static str,
         /// How many were asked for.
         asked: u32,
@@ -46,7 +46,7 @@ pub enum Error {
         /// Most rows of that class.
         most: u32,
     },
-    /// An append is under way and has been neither committed nor rolled back.
+    /// An append is under way and has been neither committed nor rolled back; or a segment of this sequence is.
     #[error("an append is under way: commit it or roll it back first")]
     Pending,
     /// The append was made by another state.

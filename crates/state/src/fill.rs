@@ -1,7 +1,7 @@
 //! History that nobody computed: seeded random keys, values and states, to measure at a depth without reading a prompt
 //! of that length first.
 
-use crate::append::{Pending, Span};
+use crate::append::{Kind, Pending, Span};
 use crate::error::{Error, Result};
 use crate::sequence::SeqId;
 use crate::store::State;
@@ -20,6 +20,9 @@ impl State {
     pub fn fill(&mut self, dev: &mut dyn Device, seq: SeqId, n: u32, seed: u64) -> Result<()> {
         self.settle()?;
         let (len, context) = (self.seqs.get(seq)?.len, self.limits.context);
+        if self.in_segment(seq) {
+            return Err(Error::Pending);
+        }
         if n > context - len {
             return Err(Error::ContextFull { len, asked: n, context });
         }
@@ -30,7 +33,7 @@ impl State {
         let ids = vec![0; n as usize];
         let spans = [Span { seq, ids: &ids }];
         self.grow(dev, &spans)?;
-        let (_append, pending) = Pending::take(&spans, RowClass::Many, &self.seqs, &mut self.room)?;
+        let (_append, pending) = Pending::take(&spans, (Kind::Step, RowClass::Many), &self.seqs, &mut self.room)?;
         match self.write(dev, &pending, &spans, len..len + n, seed) {
             Ok(()) => {
                 pending.accept(&[n], &mut self.seqs, &mut self.room);

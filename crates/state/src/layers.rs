@@ -4,7 +4,7 @@
 use crate::decl::{Decl, Limits, Stream};
 use crate::error::{Error, Result};
 use device::{Buf, Device, RecView, Side, StreamView};
-use memory::{KvSpec, Reservation};
+use memory::{KvSpec, Reservation, SlotId};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -98,6 +98,17 @@ impl Layers {
     pub fn release(&self, dev: &mut dyn Device, pages: &Range<u32>) -> Result<()> {
         self.paged().try_for_each(|v| release(dev, &v, pages))
     }
+    /// Copies what the rings at one place hold to another place, those beside histories too.
+    pub fn copy_rings(&self, dev: &mut dyn Device, from: SlotId, to: SlotId) -> Result<()> {
+        for (_, v) in self.histories() {
+            let rings = (v.ring > 0).then_some((v.buf, v.page_bytes, v.ring));
+            let beside = [v.own, v.sink].into_iter().flatten().map(|s| (s.buf, s.page_bytes, s.ring));
+            for (buf, page_bytes, ring) in rings.into_iter().chain(beside) {
+                copy_ring(dev, buf, (page_bytes, ring as u64), from, to)?;
+            }
+        }
+        Ok(())
+    }
     fn paged(&self) -> impl Iterator<Item = StreamView> {
         self.histories().map(|(_, v)| v).filter(|v| v.ring == 0)
     }
@@ -121,6 +132,21 @@ impl Layers {
             _ => Err(Error::NoStream { layer, kind: "recurrent state" }),
         }
     }
+}
+
+/// Copies page by page through the host, so that no more than a page is held. Pages are few and copied once a segment.
+fn copy_ring(dev: &mut dyn Device, buf: Buf, (page, ring): (u64, u64), from: SlotId, to: SlotId) -> Result<()> {
+    let mut bytes = vec![0; page as usize];
+    let at = |place: SlotId, i: u64| buf.slice((place.0 as u64 * ring + i) * page, page).ok_or(device::Error::BadBuf);
+    for i in 0..ring {
+        match dev.read(at(from, i)?, &mut bytes) {
+            // A dry run holds nothing.
+            Err(device::Error::Dry) => return Ok(()),
+            other => other?,
+        }
+        dev.write(at(to, i)?, &bytes)?;
+    }
+    Ok(())
 }
 
 /// The bytes of some pages of a history.

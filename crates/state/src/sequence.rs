@@ -11,14 +11,15 @@ pub struct SeqId {
 }
 
 impl SeqId {
-    /// Its place among the open sequences, which its rings hang on.
+    /// Its place among the open sequences.
+    #[cfg(test)]
     pub(crate) fn place(self) -> u32 {
         self.place
     }
 }
 
 /// What a sequence owns between appends.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Sequence {
     serial: u64,
     /// Positions committed.
@@ -27,8 +28,10 @@ pub(crate) struct Sequence {
     pub pages: Vec<PageId>,
     /// Slot of the recurrent state after position `len - 1`; none for a sequence that has no past.
     pub rec: Option<SlotId>,
+    /// Which of each layer's rings is its own.
+    pub ring: SlotId,
     /// What keeps its pages' bytes free until it needs them.
-    _promise: Option<Promise>,
+    _promise: Promise,
 }
 
 /// All places for sequences.
@@ -42,14 +45,19 @@ impl Sequences {
     pub fn new(most: u32) -> Self {
         Sequences { places: Slots::new(most), held: (0..most).map(|_| None).collect(), serials: 0 }
     }
-    /// `promise` sees whether this is the first open sequence.
-    pub fn open(&mut self, promise: impl FnOnce(bool) -> Result<Promise>) -> Result<SeqId> {
+    /// `ring` gives its ring; `promise` sees whether this is the first open sequence.
+    pub fn open(
+        &mut self,
+        ring: impl FnOnce() -> Result<SlotId>,
+        promise: impl FnOnce(bool) -> Result<Promise>,
+    ) -> Result<SeqId> {
         let full = Error::NoRoom { what: "sequences", asked: 1, free: 0 };
         let first = self.iter().next().is_none();
         let SlotId(place) = self.places.take().ok_or(full)?;
-        let promised = promise(first).inspect_err(|_| self.places.give(SlotId(place)))?;
+        let made = promise(first).and_then(|promise| Ok((promise, ring()?)));
+        let (promise, ring) = made.inspect_err(|_| self.places.give(SlotId(place)))?;
         self.serials += 1;
-        let new = Sequence { serial: self.serials, _promise: Some(promised), ..Sequence::default() };
+        let new = Sequence { serial: self.serials, len: 0, pages: Vec::new(), rec: None, ring, _promise: promise };
         self.held[place as usize] = Some(new);
         Ok(SeqId { place, serial: self.serials })
     }
@@ -70,10 +78,5 @@ impl Sequences {
     /// The open sequences.
     pub fn iter(&self) -> impl Iterator<Item = &Sequence> {
         self.held.iter().flatten()
-    }
-    /// The open sequences with their places.
-    #[cfg(test)]
-    pub fn places(&self) -> impl Iterator<Item = (u32, &Sequence)> {
-        (0..).zip(&self.held).filter_map(|(i, s)| Some((i, s.as_ref()?)))
     }
 }

@@ -184,7 +184,8 @@ impl State {
         let rows = self.state_rows();
         let paid = self.ledger.reserve(Tier::Host, Class::State, "a snapshot", self.snapshot_bytes(park))?;
         let states = recurrent.iter().zip(rows).map(|(r, row)| park_layer(dev, r, row, park)).collect::<Result<_>>()?;
-        let rings = self.rings().map(|v| read(dev, ring(&v, seq)?)).collect::<Result<_>>()?;
+        let own = self.seqs.get(seq)?.ring;
+        let rings = self.rings().map(|v| read(dev, ring(&v, own)?)).collect::<Result<_>>()?;
         Ok(Snapshot { at, park, states, rings, _paid: paid })
     }
 
@@ -198,8 +199,9 @@ impl State {
     }
 
     fn restore(&mut self, dev: &mut dyn Device, seq: SeqId, from: &Snapshot) -> Result<Option<SlotId>> {
+        let own = self.seqs.get(seq)?.ring;
         for (v, bytes) in self.rings().zip(&from.rings) {
-            dev.write(ring(&v, seq)?, bytes)?;
+            dev.write(ring(&v, own)?, bytes)?;
         }
         if !self.layers.recurrent() {
             return Ok(None);
@@ -229,10 +231,10 @@ impl State {
     }
 }
 
-/// The ring of a sequence.
-fn ring(v: &StreamView, seq: SeqId) -> Result<Buf> {
+/// One of a layer's rings.
+fn ring(v: &StreamView, of: SlotId) -> Result<Buf> {
     let bytes = v.page_bytes * v.ring as u64;
-    cut(v.buf, seq.place() as u64 * bytes, bytes)
+    cut(v.buf, of.0 as u64 * bytes, bytes)
 }
 
 fn park_layer(dev: &mut dyn Device, r: &Recurrent, cols: usize, park: Park) -> Result<[Vec<u8>; 2]> {

@@ -1,18 +1,18 @@
 //! The state of all sequences: the memory, who owns what of it, and the append under way.
 
-use crate::append::{Append, Pending, Span};
+use crate::append::{Append, Kind, Pending, Span};
 use crate::decl::{self, Bytes, Decl, Limits, Stream};
 use crate::error::{Error, Result};
 use crate::layers::{Layers, Made};
 use crate::room::Room;
 use crate::sequence::{SeqId, Sequences};
-use crate::table::Tables;
+use crate::table::{Lengths, Tables};
 use device::{Buf, Device, RecView, RowClass, Rows, StreamView, View};
-use memory::{Class, Ledger, PageId, Reservation, Tier};
+use memory::{Class, Ledger, PageId, Reservation, SlotId, Tier};
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
-/// What sequences own on a device. One append is under way at a time.
+/// What sequences own on a device. One step's append is under way at a time, and one segment beside it.
 ///
 /// A failed call leaves every sequence as it was.
 pub struct State {
@@ -20,8 +20,9 @@ pub struct State {
     pub(crate) layers: Layers,
     pub(crate) seqs: Sequences,
     pub(crate) room: Room,
-    tables: Tables,
-    pending: Option<Pending>,
+    steps: Lane,
+    /// Where the plan has segments.
+    segments: Option<Lane>,
     made: Made,
     /// Pages with owners beside sequences, and how many each has.
     pub(crate) kept: BTreeMap<PageId, u32>,
@@ -29,6 +30,25 @@ pub struct State {
     state_cols: Vec<usize>,
     /// Pays for slabs as they come.
     pub(crate) ledger: Ledger,
+}
+
+/// Appends of one kind.
+struct Lane {
+    tables: Tables,
+    pending: Option<Pending>,
+}
+
+impl Lane {
+    /// Rolls back an append that was dropped.
+    fn settle(&mut self, room: &mut Room) -> Result<()> {
+        if self.pending.as_ref().is_some_and(Pending::alive) {
+            return Err(Error::Pending);
+        }
+        if let Some(p) = self.pending.take() {
+            p.give_back(room);
+        }
+        Ok(())
+    }
 }
 
 /// The recurrent state of one layer and sequence.
@@ -65,7 +85,7 @@ impl State {
         let mut made = Made::default();
         let built = Self::build(decls, limits, [rings, state, rows], dev, &mut made);
         match built {
-            Ok((layers, tables)) => {
+            Ok((layers, steps, segments)) => {
                 let (seqs, room) = (Sequences::new(limits.parallel), Room::new(&limits, layers.recurrent()));
                 let of = |d: &Decl| match d.stream {
                     Stream::Recurrent { state, .. } => Some((d.layer, state[2] as usize)),
@@ -73,7 +93,7 @@ impl State {
                 };
                 let cols: BTreeMap<u32, usize> = decls.iter().filter_map(of).collect();
                 let (kept, state_cols, ledger) = (BTreeMap::new(), cols.into_values().collect(), ledger.clone());
-                Ok(State { limits, layers, seqs, room, tables, pending: None, made, kept, state_cols, ledger })
+                Ok(State { limits, layers, seqs, room, steps, segments, made, kept, state_cols, ledger })
             }
             Err(e) => {
                 // The first error is the one to tell; a device that cannot free has nothing to add.
@@ -89,11 +109,18 @@ impl State {
         [rings, state, rows]: [Reservation; 3],
         dev: &mut dyn Device,
         made: &mut Made,
-    ) -> Result<(Layers, Tables)> {
+    ) -> Result<(Layers, Lane, Option<Lane>)> {
         let layers = Layers::new(decls, &limits, rings, state, dev, made)?;
         let arrays = dev.alloc(rows)?;
         made.allocs.push(arrays);
-        Ok((layers, Tables::new(arrays, &limits)?))
+        let mut at = 0;
+        let mut lane = |l: Lengths| {
+            let part = arrays.slice(at, l.bytes()).ok_or(device::Error::BadBuf)?;
+            at += l.bytes();
+            Ok::<_, Error>(Lane { tables: Tables::new(part, &l)?, pending: None })
+        };
+        let (steps, segments) = Lengths::of(&limits);
+        Ok((layers, lane(steps)?, segments.map(lane).transpose()?))
     }
 
     /// Gives all memory back to the device it came from.
@@ -144,7 +171,8 @@ impl State {
     /// beside other sequences.
     pub fn open(&mut self) -> Result<SeqId> {
         let bytes = self.layers.page_bytes(self.limits.pages_per_seq());
-        self.seqs.open(|first| Ok(self.ledger.promise(Tier::Host, Class::Kv, "a sequence's pages", bytes, first)?))
+        let promise = |first| Ok(self.ledger.promise(Tier::Host, Class::Kv, "a sequence's pages", bytes, first)?);
+        self.seqs.open(|| self.room.take_ring(), promise)
     }
 
     /// Gives back everything a sequence owns. Its id is an error from then on.
@@ -153,12 +181,15 @@ impl State {
     /// [`Error::NotOpen`]; [`Error::Pending`] while an append with a span of it is under way.
     pub fn close(&mut self, id: SeqId) -> Result<()> {
         self.seqs.get(id)?;
-        if self.pending.as_ref().is_some_and(|p| p.has(id)) {
-            self.settle()?;
+        for lane in std::iter::once(&mut self.steps).chain(&mut self.segments) {
+            if lane.pending.as_ref().is_some_and(|p| p.has(id)) {
+                lane.settle(&mut self.room)?;
+            }
         }
         let seq = self.seqs.remove(id)?;
         self.room.give_pages(seq.pages);
         self.room.give_slots(seq.rec);
+        self.room.rings.give(seq.ring);
         Ok(())
     }
 
@@ -178,25 +209,59 @@ impl State {
     /// [`Error::NoRoom`], [`Error::OverBudget`] where the ledger cannot pay for more pages; [`Error::Pending`] while
     /// another append is under way; what the device says to writes.
     pub fn reserve(&mut self, dev: &mut dyn Device, class: RowClass, spans: &[Span]) -> Result<Append> {
+        self.begin(dev, (Kind::Step, class), spans)
+    }
+
+    /// Takes room for the rows of a segment: rows of class Many of one sequence, run layer by layer, each layer in parts
+    /// of at most as many rows as a step may have. Other sequences may take steps until it ends. It writes rings of its
+    /// own, which begin as copies of the sequence's.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve); [`Error::TooManyRows`] where there are no segments.
+    pub fn reserve_segment(&mut self, dev: &mut dyn Device, span: Span) -> Result<Append> {
+        self.begin(dev, (Kind::Segment, RowClass::Many), &[span])
+    }
+
+    fn begin(&mut self, dev: &mut dyn Device, of: (Kind, RowClass), spans: &[Span]) -> Result<Append> {
         self.settle()?;
-        self.check(class, spans)?;
+        if of.0 == Kind::Segment {
+            self.settle_segment()?;
+        }
+        self.check(of, spans)?;
         self.grow(dev, spans)?;
-        let (append, pending) = Pending::take(spans, class, &self.seqs, &mut self.room)?;
-        let shown = pending.values(spans, &self.seqs).and_then(|v| self.tables.upload(dev, &v));
+        let (append, pending) = Pending::take(spans, of, &self.seqs, &mut self.room)?;
+        let shown = self.show(dev, of.0, &pending, spans);
         if let Err(e) = shown {
             pending.give_back(&mut self.room);
             return Err(e);
         }
-        self.pending = Some(pending);
+        self.lane(of.0)?.pending = Some(pending);
         Ok(append)
     }
 
-    fn check(&self, class: RowClass, spans: &[Span]) -> Result<()> {
+    /// Writes what ops read about an append, and what is in the rings that it goes on with.
+    fn show(&mut self, dev: &mut dyn Device, kind: Kind, p: &Pending, spans: &[Span]) -> Result<()> {
+        let values = p.values(spans, &self.seqs)?;
+        self.lane(kind)?.tables.upload(dev, &values)?;
+        for (ring, span) in p.rings().zip(spans) {
+            let seq = self.seqs.get(span.seq)?;
+            if seq.len > 0 {
+                self.layers.copy_rings(dev, seq.ring, ring)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, (kind, class): (Kind, RowClass), spans: &[Span]) -> Result<()> {
         if spans.is_empty() || spans.iter().any(|s| s.ids.is_empty()) {
             return Err(Error::Empty);
         }
         let asked = spans.iter().map(|s| s.ids.len() as u64).sum();
-        let most = if class == RowClass::Few { self.limits.few } else { self.limits.rows };
+        let most = match (kind, class) {
+            (Kind::Segment, _) => self.limits.segment,
+            (_, RowClass::Few) => self.limits.few,
+            (_, RowClass::Many) => self.limits.rows,
+        };
         if asked > most as u64 {
             return Err(Error::TooManyRows { class, asked, most });
         }
@@ -209,6 +274,9 @@ impl State {
             if !seen.insert(s.seq) {
                 return Err(Error::Twice(s.seq));
             }
+            if self.in_segment(s.seq) {
+                return Err(Error::Pending);
+            }
         }
         Ok(())
     }
@@ -220,9 +288,8 @@ impl State {
     /// # Errors
     /// [`Error::Part`] for other ranges, [`Error::Foreign`].
     pub fn rows(&self, a: &Append, part: Range<u32>) -> Result<Rows> {
-        self.own(a)?;
         let mid = a.cut(&part)?;
-        Ok(self.tables.rows(a.class, a.seqs(), &part, mid))
+        Ok(self.own(a)?.tables.rows(a.class, a.seqs(), &part, mid))
     }
 
     /// `i32[seqs, 1]`: index of each span's last row in the append, to pick the rows whose logits are wanted.
@@ -230,8 +297,7 @@ impl State {
     /// # Errors
     /// [`Error::Foreign`].
     pub fn last_rows(&self, a: &Append) -> Result<View> {
-        self.own(a)?;
-        Ok(self.tables.last_rows(a.seqs()))
+        Ok(self.own(a)?.tables.last_rows(a.seqs()))
     }
 
     /// Makes the first `accepted[i]` rows of span i part of its sequence and gives back the room of the others.
@@ -279,15 +345,20 @@ impl State {
     /// # Errors
     /// [`Error::NotOpen`].
     pub fn recurrent(&self, seq: SeqId) -> Result<Vec<Recurrent>> {
-        let Some(slot) = self.seqs.get(seq)?.rec.map(|s| s.0 as u64) else { return Ok(Vec::new()) };
-        let cut = |b: Buf, elems: u32| {
-            let bytes = elems as u64 * 4;
-            b.slice(slot * bytes, bytes).ok_or(Error::Device(device::Error::BadBuf))
-        };
-        let one = |(layer, r): (u32, RecView)| {
-            Ok(Recurrent { layer, state: cut(r.state, r.state_elems)?, conv: cut(r.conv, r.conv_elems)? })
-        };
-        self.layers.states().map(one).collect()
+        let Some(slot) = self.seqs.get(seq)?.rec else { return Ok(Vec::new()) };
+        self.layers.states().map(|(layer, r)| recurrent_at(layer, &r, slot)).collect()
+    }
+
+    /// Where the recurrent state of a layer lies after the rows of a single span of class Many that were run so far; `None`
+    /// for a layer without one.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`].
+    pub fn recurrent_of(&self, a: &Append, layer: u32) -> Result<Option<Recurrent>> {
+        let lane = self.own(a)?;
+        let slot = lane.pending.as_ref().and_then(|p| p.slots().next());
+        let Some((_, r)) = self.layers.states().find(|(l, _)| *l == layer) else { return Ok(None) };
+        slot.map(|s| recurrent_at(layer, &r, s)).transpose()
     }
 
     /// Whether every page has as many owners as there are sequences and others that say so, every slot one, and every
@@ -306,13 +377,14 @@ impl State {
                 return Err(format!("{} positions with recurrent slot {:?}", s.len, s.rec));
             }
         }
-        let under_way = self.pending.iter();
+        let under_way = self.lanes().filter_map(|l| l.pending.as_ref());
         let pages = self.seqs.iter().flat_map(|s| s.pages.iter().copied());
         let kept = self.kept.iter().flat_map(|(&p, &n)| std::iter::repeat_n(p, n as usize));
         let pages: Vec<_> = pages.chain(under_way.clone().flat_map(Pending::pages)).chain(kept).collect();
         let slots = self.seqs.iter().filter_map(|s| s.rec);
-        let slots: Vec<_> = slots.chain(under_way.flat_map(Pending::slots)).collect();
-        self.room.owned_by(&pages, &slots)
+        let slots: Vec<_> = slots.chain(under_way.clone().flat_map(Pending::slots)).collect();
+        let rings: Vec<_> = self.seqs.iter().map(|s| s.ring).chain(under_way.flat_map(Pending::rings)).collect();
+        self.room.owned_by(&pages, &slots, &rings)
     }
 
     /// Elements of a row of each recurrent layer's state, by layer.
@@ -320,25 +392,61 @@ impl State {
         self.state_cols.clone()
     }
 
-    /// Rolls back an append that was dropped.
+    /// Rolls back a step's append that was dropped, and a segment that was.
     pub(crate) fn settle(&mut self) -> Result<()> {
-        if self.pending.as_ref().is_some_and(Pending::alive) {
-            return Err(Error::Pending);
+        if self.segments.as_ref().and_then(|l| l.pending.as_ref()).is_some_and(|p| !p.alive()) {
+            self.settle_segment()?;
         }
-        if let Some(p) = self.pending.take() {
-            p.give_back(&mut self.room);
-        }
-        Ok(())
+        self.steps.settle(&mut self.room)
     }
 
-    fn own(&self, a: &Append) -> Result<()> {
-        if self.pending.as_ref().is_some_and(|p| p.is(a)) { Ok(()) } else { Err(Error::Foreign) }
+    fn settle_segment(&mut self) -> Result<()> {
+        self.segments.as_mut().map_or(Ok(()), |l| l.settle(&mut self.room))
+    }
+
+    /// Whether a segment of the sequence is under way.
+    pub(crate) fn in_segment(&self, id: SeqId) -> bool {
+        self.segments.as_ref().and_then(|l| l.pending.as_ref()).is_some_and(|p| p.has(id))
+    }
+
+    /// The segment under way.
+    #[cfg(test)]
+    pub(crate) fn segment(&self) -> Option<&Pending> {
+        self.segments.as_ref()?.pending.as_ref()
+    }
+
+    fn lanes(&self) -> impl Iterator<Item = &Lane> + Clone {
+        std::iter::once(&self.steps).chain(&self.segments)
+    }
+
+    fn lane(&mut self, kind: Kind) -> Result<&mut Lane> {
+        match kind {
+            Kind::Step => Ok(&mut self.steps),
+            Kind::Segment => self.segments.as_mut().ok_or(Error::Foreign),
+        }
+    }
+
+    /// The lane of an append of this state.
+    fn own(&self, a: &Append) -> Result<&Lane> {
+        let lane = match a.kind {
+            Kind::Step => Some(&self.steps),
+            Kind::Segment => self.segments.as_ref(),
+        };
+        lane.filter(|l| l.pending.as_ref().is_some_and(|p| p.is(a))).ok_or(Error::Foreign)
     }
 
     fn end(&mut self, a: &Append) -> Result<Pending> {
         self.own(a)?;
-        self.pending.take().ok_or(Error::Foreign)
+        self.lane(a.kind)?.pending.take().ok_or(Error::Foreign)
     }
+}
+
+fn recurrent_at(layer: u32, r: &RecView, slot: SlotId) -> Result<Recurrent> {
+    let cut = |b: Buf, elems: u32| {
+        let bytes = elems as u64 * 4;
+        b.slice(slot.0 as u64 * bytes, bytes).ok_or(Error::Device(device::Error::BadBuf))
+    };
+    Ok(Recurrent { layer, state: cut(r.state, r.state_elems)?, conv: cut(r.conv, r.conv_elems)? })
 }
 
 fn free_all(dev: &mut dyn Device, made: &Made) -> Result<()> {

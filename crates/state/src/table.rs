@@ -24,22 +24,44 @@ const REC_TO: usize = 3;
 /// No page, no slot.
 pub(crate) const NONE: i32 = -1;
 
-/// Elements of the arrays, each rounded up to [`ALIGN`]: one per-sequence array, the page table, one per-row array.
-fn elems(l: &Limits) -> [u64; 3] {
-    let up = |n: u64| n.next_multiple_of(ALIGN);
-    [up(l.parallel as u64), up(l.parallel as u64 * l.pages_per_seq() as u64), up(l.most_rows() as u64)]
+/// How long the arrays of a kind of append are.
+#[derive(Copy, Clone, Debug)]
+pub(crate) struct Lengths {
+    seqs: u32,
+    pages_per_seq: u32,
+    rows: u32,
 }
 
-/// Bytes of all arrays.
+impl Lengths {
+    /// Those of steps, and those of segments where there are any.
+    pub fn of(l: &Limits) -> (Self, Option<Self>) {
+        let pages_per_seq = l.pages_per_seq();
+        let steps = Lengths { seqs: l.parallel, pages_per_seq, rows: l.most_rows() };
+        let segments = Lengths { seqs: 1, pages_per_seq, rows: l.segment };
+        (steps, (l.segment > 0).then_some(segments))
+    }
+    /// Elements of the arrays, each rounded up to [`ALIGN`]: one per-sequence array, the page table, one per-row array.
+    fn elems(&self) -> [u64; 3] {
+        let up = |n: u64| n.next_multiple_of(ALIGN);
+        [up(self.seqs as u64), up(self.seqs as u64 * self.pages_per_seq as u64), up(self.rows as u64)]
+    }
+    /// Bytes of all arrays.
+    pub fn bytes(&self) -> u64 {
+        let [seq, table, row] = self.elems();
+        (PER_SEQ as u64 * seq + table + PER_ROW as u64 * row) * INT
+    }
+}
+
+/// Bytes of the arrays of steps and of segments.
 pub(crate) fn bytes(l: &Limits) -> u64 {
-    let [seq, table, row] = elems(l);
-    (PER_SEQ as u64 * seq + table + PER_ROW as u64 * row) * INT
+    let (steps, segments) = Lengths::of(l);
+    steps.bytes() + segments.map_or(0, |s| s.bytes())
 }
 
 /// One span's values.
 #[derive(Debug)]
 pub(crate) struct SpanValues {
-    /// Slot of the sequence.
+    /// Which of each layer's rings it writes.
     pub seq_slot: i32,
     /// Recurrent slot before the first row.
     pub rec_from: i32,
@@ -73,9 +95,9 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Arrays in `all`, which has [`bytes`] bytes.
-    pub fn new(all: Buf, l: &Limits) -> Result<Self> {
-        let [seq, table, row] = elems(l);
+    /// Arrays in `all`, which has as many bytes as these need.
+    pub fn new(all: Buf, l: &Lengths) -> Result<Self> {
+        let [seq, table, row] = l.elems();
         let mut at = 0;
         let mut cut = |n: u64| {
             let b = all.slice(at * INT, n * INT).ok_or(device::Error::BadBuf);
@@ -85,8 +107,8 @@ impl Tables {
         let per_seq = [cut(seq)?, cut(seq)?, cut(seq)?, cut(seq)?];
         let page_table = cut(table)?;
         let per_row = [cut(row)?, cut(row)?, cut(row)?, cut(row)?];
-        let shown = vec![Vec::new(); l.parallel as usize];
-        Ok(Tables { all, per_seq, page_table, per_row, pages_per_seq: l.pages_per_seq(), shown })
+        let shown = vec![Vec::new(); l.seqs as usize];
+        Ok(Tables { all, per_seq, page_table, per_row, pages_per_seq: l.pages_per_seq, shown })
     }
     /// Writes the arrays of an append. Page-table rows that the device already shows are left alone.
     pub fn upload(&mut self, dev: &mut dyn Device, v: &Values) -> Result<()> {

@@ -9,14 +9,14 @@ mod bound;
 mod error;
 mod experts;
 mod load;
-mod recorded;
 mod rows;
 mod scripted;
+mod tap;
 
 pub use bound::{Bound, Canon, Data, Proj, Role, Side, WId};
 pub use error::{Error, Result};
 pub use experts::{ExpertSource, Group, ResidentExperts, Routed, Wave};
 pub use load::{Progress, Resident, Weights};
-pub use recorded::{Recorder, Visit, Visits};
 pub use rows::RowReader;
 pub use scripted::ScriptedArrivals;
+pub use tap::{Recorder, Rerouted, Tap, Tapped, Visit, Visits};

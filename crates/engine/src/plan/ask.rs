@@ -1,5 +1,6 @@
 //! What is asked of a plan, and why it may be refused.
 
+use crate::machine::MachineProfile;
 use memory::{KvSpec, Plan};
 use std::fmt::Write as _;
 
@@ -36,6 +37,11 @@ pub struct Ask {
     pub guard: u64,
     /// Most tokens that the model's predictor drafts ahead, where it has one; 0 leaves the predictor where it is.
     pub draft: u32,
+    /// Prompts go layer by layer in segments of so many rows; `None`: where experts are not all in memory, in segments that
+    /// follow from `machine`, else chunk by chunk.
+    pub segment: Option<u32>,
+    /// What was measured of this machine.
+    pub machine: Option<MachineProfile>,
 }
 
 impl Default for Ask {
@@ -50,6 +56,8 @@ impl Default for Ask {
             logit_rows: 1,
             guard: u64::MAX,
             draft: 0,
+            segment: None,
+            machine: None,
         }
     }
 }

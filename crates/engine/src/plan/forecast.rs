@@ -29,13 +29,17 @@ pub fn forecast(of: Subject, plan: &Plan, machine: &MachineProfile) -> Forecast 
         let history = history_bytes(of.family, plan, len) as f64 / ram(machine, of.on.caps.threads)?;
         positive(1.0 / (weights + history))
     };
-    let disk = machine.disk_read.rates.iter().map(|r| r.gbps * 1e9).reduce(f64::max);
     Forecast {
-        load_s: disk.and_then(|d| positive(loaded(plan) as f64 / d)),
-        prefill_tps: prefill(of, machine).and_then(|s| positive(1.0 / s)),
+        load_s: disk(machine).and_then(|d| positive(loaded(plan) as f64 / d)),
+        prefill_tps: row_seconds(of, machine).and_then(|s| positive(1.0 / s)),
         decode_tps: decode(1),
         decode_full_tps: decode(plan.context),
     }
+}
+
+/// Bytes a second that the disk gives at best.
+pub(super) fn disk(m: &MachineProfile) -> Option<f64> {
+    m.disk_read.rates.iter().map(|r| r.gbps * 1e9).reduce(f64::max)
 }
 
 fn positive(x: f64) -> Option<f64> {
@@ -48,7 +52,7 @@ fn loaded(p: &Plan) -> u64 {
 
 /// Seconds for a prompt token: every matrix once but the embedding, which is looked up, and the head, which is for the
 /// last token only.
-fn prefill(of: Subject, m: &MachineProfile) -> Option<f64> {
+pub(super) fn row_seconds(of: Subject, m: &MachineProfile) -> Option<f64> {
     let (_, top_k) = of.family.spec().experts.unwrap_or_default();
     let madds = |b: &Bound| match (b.component, b.role) {
         (Component::Mtp | Component::Embed | Component::LayerEmbed | Component::Head, _) | (_, Role::Vector) => 0.0,

@@ -1,7 +1,7 @@
 //! A layer's parameters, and its mixture.
 
 use super::config::{Config, PerLayerSize};
-use crate::cx::{Cx, Mlp};
+use crate::cx::{Cx, Mlp, Tile};
 use crate::error::Result;
 use crate::family::Spec;
 use crate::gemma::{self, Blocks, Norm};
@@ -156,26 +156,31 @@ impl<'a> Mixed<'a> {
 }
 
 impl moe::Mixture for Mixed<'_> {
-    fn route(&mut self, cx: &mut Cx) -> Result<(View, View)> {
-        let h = cx.rms_norm(self.x, self.m.pre, self.eps)?;
-        let t = cx.rms_norm(self.x, self.m.scale, self.eps)?;
-        let logits = cx.linear(t, self.m.router, self.r.class)?;
+    fn begin(&mut self, cx: &mut Cx, n: u32) -> Result<View> {
+        self.dense = Some(cx.take(n, self.x.cols)?);
+        cx.take(n, self.x.cols)
+    }
+    fn route(&mut self, cx: &mut Cx, t: Tile, h: View) -> Result<View> {
+        cx.rms_norm_to(h, t.of(self.x), self.m.pre, self.eps)?;
+        let scaled = cx.rms_norm(t.of(self.x), self.m.scale, self.eps)?;
+        let logits = cx.linear(scaled, self.m.router, self.r.class)?;
         cx.scale(logits, self.m.root)?;
-        Ok((h, logits))
+        Ok(logits)
     }
-    fn base(&mut self, cx: &mut Cx, _: View) -> Result<View> {
-        let h = cx.rms_norm(self.x, self.w.ffn_norm, self.eps)?;
-        let y = cx.mlp(h, &self.w.mlp, self.r.class)?;
-        cx.rms_norm_in(y, self.m.post_dense, self.eps)?;
-        self.dense = Some(y);
-        cx.zeros(self.r.n, self.x.cols)
+    fn base(&mut self, cx: &mut Cx, t: Tile, _: View, sum: View) -> Result<()> {
+        if let Some(dense) = self.dense.map(|d| t.of(d)) {
+            let h = cx.rms_norm(t.of(self.x), self.w.ffn_norm, self.eps)?;
+            cx.mlp_into(dense, h, &self.w.mlp, self.r.class)?;
+            cx.rms_norm_in(dense, self.m.post_dense, self.eps)?;
+        }
+        cx.zero(sum)
     }
-    fn close(&mut self, cx: &mut Cx, sum: View) -> Result<()> {
+    fn close(&mut self, cx: &mut Cx, t: Tile, sum: View) -> Result<()> {
         cx.rms_norm_in(sum, self.m.post_experts, self.eps)?;
         if let Some(dense) = self.dense {
-            cx.add(sum, dense)?;
+            cx.add(sum, t.of(dense))?;
         }
         cx.rms_norm_in(sum, self.w.post_ffn, self.eps)?;
-        cx.add(self.x, sum)
+        cx.add(t.of(self.x), sum)
     }
 }

@@ -83,11 +83,11 @@ impl Gemma4 {
 
     fn dense(&self, cx: &mut Cx, w: &Layer, r: &Rows, x: View) -> Result<()> {
         let eps = self.cfg.eps;
-        cx.scope(|cx| {
-            let h = cx.rms_norm(x, w.ffn_norm, eps)?;
+        cx.tiles(r.n, |cx, t| {
+            let h = cx.rms_norm(t.of(x), w.ffn_norm, eps)?;
             let y = cx.mlp(h, &w.mlp, r.class)?;
             cx.rms_norm_in(y, w.post_ffn, eps)?;
-            cx.add(x, y)
+            cx.add(t.of(x), y)
         })
     }
 
@@ -96,12 +96,12 @@ impl Gemma4 {
         let (Some(p), Some(own), Some(side)) = (&self.per_layer, &self.layers[l as usize].per_layer, side) else {
             return Ok(());
         };
-        cx.scope(|cx| {
-            let y = cx.linear(x, own.gate, r.class)?;
-            cx.glu_in(y, side.cols(l * p.width, p.width), Glu::GegluTanh)?;
+        cx.tiles(r.n, |cx, t| {
+            let y = cx.linear(t.of(x), own.gate, r.class)?;
+            cx.glu_in(y, t.of(side).cols(l * p.width, p.width), Glu::GegluTanh)?;
             let y = cx.linear(y, own.project, r.class)?;
             cx.rms_norm_in(y, own.norm, self.cfg.eps)?;
-            cx.add(x, y)
+            cx.add(t.of(x), y)
         })
     }
 }
@@ -125,6 +125,9 @@ impl Family for Gemma4 {
             Decl { layer, stream }
         })
         .collect()
+    }
+    fn shares_history(&self) -> bool {
+        (0..).zip(&self.cfg.layers).any(|(l, of)| of.history != l)
     }
     fn side(&self) -> Option<SideTable> {
         let p = self.per_layer.as_ref()?;

@@ -15,6 +15,7 @@ use memory::KvSpec;
 use serde::Serialize;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
+use weights::Rerouted;
 
 /// Fixes the token ids and the history.
 const SEED: u64 = 1;
@@ -27,6 +28,10 @@ pub fn run(a: &BenchArgs, verbose: bool) -> anyhow::Result<Ended> {
     how.ask.context = context(a, opened.family.spec().context)?;
     let weight_bytes = decode_weight_bytes(opened.family.as_ref(), &opened.bounds);
     let mut model = place(opened, &how, verbose)?;
+    if let Some(file) = &a.route_trace {
+        let routing = super::experts::fitted(file, &model)?;
+        model.exec.set_tap(Some(Box::new(Rerouted::new(routing))));
+    }
     let times = measure(&mut model.exec, a, how.profile.as_ref())?;
     if verbose {
         say_memory(&model.exec.usage());
@@ -163,6 +168,9 @@ struct Report {
     generate: u32,
     depth: u32,
     repeat: u32,
+    /// The file that routing was replayed from, in place of the router's choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    route_trace: Option<String>,
     prefill_tps: Spread,
     decode_tps: Spread,
     /// What one decoded token reads: weights, and history and states halfway through the answer.
@@ -202,6 +210,7 @@ impl Report {
             generate: a.generate,
             depth: a.depth,
             repeat: a.repeat,
+            route_trace: a.route_trace.as_ref().map(|f| f.display().to_string()),
             prefill_tps: Spread::of(a.prompt, &times.prefill),
             decode_tps,
             bytes_per_token: weights + history,
@@ -226,6 +235,9 @@ impl Report {
             self.kv.as_deref().unwrap_or("nothing"),
             self.context
         ))?;
+        if let Some(file) = &self.route_trace {
+            output::line(format_args!("experts as recorded in {file}, not as the model's router chooses"))?;
+        }
         output::line(format_args!("{:<24} {:>10} {:>10} {:>10}", "tokens/s", "median", "min", "max"))?;
         let rates = [("prefill", self.prompt, &self.prefill_tps), ("decode", self.generate, &self.decode_tps)];
         for (what, n, s) in rates {

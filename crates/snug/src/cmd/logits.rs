@@ -15,7 +15,7 @@ pub fn run(a: &LogitsArgs, verbose: bool) -> anyhow::Result<Ended> {
     let mut model = load(a.model.as_deref(), &a.on, rows, verbose)?;
     let visits = a.routing.then(Visits::default);
     if let Some(v) = &visits {
-        model.exec.set_arrivals(|e| Box::new(Recorder::new(e.clone(), v.clone())));
+        model.exec.set_tap(Some(Box::new(Recorder::new(v.clone()))));
     }
     // Rows of every position are kept until they are printed; one row is part of what the plan allows for.
     let kept = if a.all { a.ids.0.len() as u64 * model.exec.family().spec().vocab as u64 * 4 } else { 0 };

@@ -4,6 +4,7 @@ mod answer;
 mod bench;
 mod chat;
 mod doctor;
+pub mod experts;
 mod inspect;
 mod launch;
 mod list;
@@ -38,6 +39,7 @@ pub fn run(cli: Cli, begun: Instant) -> anyhow::Result<Ended> {
         Command::Synth(a) => synth::run(&a),
         Command::Launch(a) => launch::run(&a),
         Command::Doctor(a) => doctor::run(&a),
+        Command::Experts(a) => experts::run(&a, v),
         Command::List(a) => list::run(&a),
         Command::Bench(a) => bench::run(&a, v),
         Command::Plan(a) => plan::run(&a),

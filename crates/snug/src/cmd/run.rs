@@ -81,7 +81,13 @@ fn prompt_ids(m: &Model, a: &RunArgs, text: String) -> anyhow::Result<Vec<u32>> 
     Ok(tokenizer.encode_prompt(&rendered)?)
 }
 
-fn templated(m: &Model, tokenizer: &Tokenizer, system: Option<&str>, text: String) -> anyhow::Result<Rendered> {
+/// A prompt in the model's chat template, as it is where there is none.
+pub(super) fn templated(
+    m: &Model,
+    tokenizer: &Tokenizer,
+    system: Option<&str>,
+    text: String,
+) -> anyhow::Result<Rendered> {
     let Some(template) = &m.template else {
         if system.is_some() {
             return Err(text::Error::NoTemplate.into());

@@ -5,7 +5,7 @@ use device::{Buf, Device, Reference, RowClass, kv};
 use half::f16;
 use memory::{KvFormat, KvSpec, Ledger, RegionSizes, Tier};
 
-const LIMITS: Limits = Limits { context: 1000, parallel: 2, rows: 64, few: 2, slab_pages: 3 };
+const LIMITS: Limits = Limits { context: 1000, parallel: 2, rows: 64, few: 2, slab_pages: 3, segment: 0 };
 
 fn made() -> (State, Reference) {
     let decls = [
@@ -40,7 +40,7 @@ fn held(st: &State, dev: &mut Reference, seq: SeqId) -> Vec<Vec<f32>> {
         for pos in first..s.len {
             let page = match v.ring {
                 0 => s.pages[pos as usize / 256].0,
-                ring => seq.place() * ring + pos / 256 % ring,
+                ring => s.ring.0 * ring + pos / 256 % ring,
             };
             for i in 0..2 * v.heads {
                 let at = page as u64 * v.page_bytes + v.vector_at(i / v.heads, i % v.heads, pos % 256);

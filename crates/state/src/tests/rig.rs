@@ -64,24 +64,32 @@ impl Rig {
     /// Runs an append part by part through all layers (or layer by layer through all parts) and returns each row's
     /// outputs. `rows` are those of all spans.
     pub fn run(&mut self, a: &Append, rows: &[Row], parts: &[Range<u32>], layer_outer: bool) -> Vec<Vec<f32>> {
-        let decls = self.decls.clone();
+        let layers = self.layers();
         let mut steps: Vec<(usize, Range<u32>)> = Vec::new();
         for p in parts {
-            steps.extend((0..decls.len()).map(|l| (l, p.clone())));
+            steps.extend((0..layers).map(|l| (l, p.clone())));
         }
         if layer_outer {
             steps.sort_by_key(|(l, p)| (*l, p.start));
         }
-        let mut by_layer = vec![vec![Vec::new(); rows.len()]; decls.len()];
+        let mut by_layer = vec![Vec::new(); layers];
         for (l, part) in steps {
-            let r = self.st.rows(a, part.clone()).unwrap();
-            let range = part.start as usize..part.end as usize;
-            self.expect_arrays(&r, &rows[range.clone()]);
-            for (to, out) in range.clone().zip(self.layer(&decls[l], r, &rows[range])) {
-                by_layer[l][to] = out;
-            }
+            by_layer[l].extend(self.run_part(l, a, rows, &part));
         }
-        (0..rows.len()).map(|i| by_layer.iter().flat_map(|l| l[i].iter().copied()).collect()).collect()
+        joined(&by_layer)
+    }
+
+    /// How many layers there are.
+    pub fn layers(&self) -> usize {
+        self.decls.len()
+    }
+
+    /// Runs a part of an append's rows through one layer.
+    pub fn run_part(&mut self, l: usize, a: &Append, rows: &[Row], part: &Range<u32>) -> Vec<Vec<f32>> {
+        let r = self.st.rows(a, part.clone()).unwrap();
+        let rows = &rows[part.start as usize..part.end as usize];
+        self.expect_arrays(&r, rows);
+        self.layer(&self.decls[l].clone(), r, rows)
     }
 
     fn expect_arrays(&mut self, r: &Rows, rows: &[Row]) {
@@ -146,7 +154,37 @@ impl Rig {
         Ok(())
     }
 
-    /// Fills everything that belongs to no committed position with NaN.
+    /// Fills the new pages of the segment under way with NaN: slabs that came with it read as zero, which would hide a row
+    /// that looks too far.
+    pub fn poison_segment_pages(&mut self) {
+        let pages: Vec<u64> = self.st.segment().into_iter().flat_map(|p| p.pages().map(|p| p.0 as u64)).collect();
+        for d in self.decls.clone() {
+            let Stream::History { .. } = d.stream else { continue };
+            let st = self.st.view(d.layer).unwrap();
+            for at in &pages {
+                self.rewrite(st.buf.slice(at * st.page_bytes, st.page_bytes).unwrap(), Vec::new());
+            }
+        }
+    }
+
+    /// The (page, place in it) that the segment under way may write.
+    fn segment_room(&self) -> Vec<(u32, u32)> {
+        let Some(p) = self.st.segment() else { return Vec::new() };
+        let of = |(id, rows): (SeqId, u32)| {
+            let s = self.st.seqs.get(id).unwrap();
+            let pages: Vec<u32> = s.pages.iter().copied().chain(p.pages()).map(|p| p.0).collect();
+            (s.len..s.len + rows).map(move |at| (pages[at as usize / 256], at % 256)).collect::<Vec<_>>()
+        };
+        p.rows().flat_map(of).collect()
+    }
+
+    /// All places of the rings that the segment under way writes, in rings of `ring` pages.
+    fn segment_rings(&self, ring: u32) -> impl Iterator<Item = (u32, u32)> {
+        let own: Vec<u32> = self.st.segment().into_iter().flat_map(|p| p.rings().map(|r| r.0)).collect();
+        own.into_iter().flat_map(move |r| (0..ring * 256).map(move |p| (r * ring + p / 256, p % 256)))
+    }
+
+    /// Fills everything that belongs to no committed position and to no segment under way with NaN.
     pub fn poison(&mut self) {
         for d in self.decls.clone() {
             match d.stream {
@@ -157,7 +195,7 @@ impl Rig {
                     let at = |(pages, len): (&Vec<PageId>, u32)| {
                         (0..len).map(|p| (pages[p as usize / 256].0, p % 256)).collect::<Vec<_>>()
                     };
-                    let live: Vec<_> = all.flat_map(at).collect();
+                    let live: Vec<_> = all.flat_map(at).chain(self.segment_room()).collect();
                     self.keep(&st, &live);
                     // The next row's own page, and page 0.
                     self.poison_side(&st, st.own, |p, len| p / 256 == len / 256);
@@ -172,21 +210,23 @@ impl Rig {
     fn poison_side(&mut self, st: &StreamView, side: Option<Side>, keeps: fn(u32, u32) -> bool) {
         let Some(side) = side else { return };
         let mut live = Vec::new();
-        for (place, s) in self.st.seqs.places() {
+        for s in self.st.seqs.iter() {
             let kept = (0..s.len).filter(|&p| keeps(p, s.len));
-            live.extend(kept.map(|p| (place * side.ring + p / 256 % side.ring, p % 256)));
+            live.extend(kept.map(|p| (s.ring.0 * side.ring + p / 256 % side.ring, p % 256)));
         }
+        live.extend(self.segment_rings(side.ring));
         self.keep(&st.beside(&side), &live);
     }
 
     fn poison_rings(&mut self, layer: u32, window: u32) {
         let st = self.st.view(layer).unwrap();
         let mut live = Vec::new();
-        for (place, s) in self.st.seqs.places() {
+        for s in self.st.seqs.iter() {
             // The next row is its own window's last.
             let seen = (s.len + 1).saturating_sub(window)..s.len;
-            live.extend(seen.map(|p| (place * st.ring + p / 256 % st.ring, p % 256)));
+            live.extend(seen.map(|p| (s.ring.0 * st.ring + p / 256 % st.ring, p % 256)));
         }
+        live.extend(self.segment_rings(st.ring));
         self.keep(&st, &live);
     }
 
@@ -215,7 +255,8 @@ impl Rig {
 
     fn poison_slots(&mut self, layer: u32) {
         let st = self.st.rec(layer).unwrap();
-        let live: Vec<u64> = self.st.seqs.iter().filter_map(|s| s.rec).map(|s| s.0 as u64).collect();
+        let under_way = self.st.segment().into_iter().flat_map(|p| p.slots());
+        let live: Vec<u64> = self.st.seqs.iter().filter_map(|s| s.rec).chain(under_way).map(|s| s.0 as u64).collect();
         for (buf, elems) in [(st.state, st.state_elems as u64), (st.conv, st.conv_elems as u64)] {
             self.rewrite(buf, live.iter().map(|s| s * elems * 4..(s + 1) * elems * 4).collect());
         }
@@ -237,6 +278,12 @@ impl Rig {
         let len = self.st.len(seq).unwrap();
         ids.iter().zip(len..).map(|(&id, pos)| Row { tag, pos, id }).collect()
     }
+}
+
+/// Outputs by layer, each row's one behind the other.
+pub fn joined(by_layer: &[Vec<Vec<f32>>]) -> Vec<Vec<f32>> {
+    let rows = by_layer.first().map_or(0, Vec::len);
+    (0..rows).map(|i| by_layer.iter().flat_map(|l| l[i].iter().copied()).collect()).collect()
 }
 
 fn inputs(dev: &mut dyn Device, layer: u32, of: Use, cols: u32, rows: &[Row]) -> device::Result<View> {

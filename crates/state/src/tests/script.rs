@@ -2,7 +2,7 @@
 //! rows per sequence that is replayed from scratch.
 
 use super::model::Row;
-use super::rig::Rig;
+use super::rig::{Rig, joined};
 use crate::{Append, Beginning, Decl, Error, Limits, PART_ROWS, Park, SeqId, Snapshot, Span, Stream};
 use device::RowClass::{self, Few, Many};
 use memory::pages::pages_for;
@@ -10,7 +10,7 @@ use memory::{KvFormat, KvSpec, PageId};
 use proptest::prelude::*;
 use std::ops::Range;
 
-const LIMITS: Limits = Limits { context: 530, parallel: 3, rows: 200, few: 6, slab_pages: 2 };
+const LIMITS: Limits = Limits { context: 530, parallel: 3, rows: 200, few: 6, slab_pages: 2, segment: 330 };
 
 /// How an append ends.
 #[derive(Clone, Debug)]
@@ -40,6 +40,10 @@ enum Step {
         layer_outer: bool,
         end: End,
     },
+    /// Begins a segment of so many rows.
+    Segment(usize, u32),
+    /// Takes the segment through one more layer, in parts of at most so many grids; behind the last it ends so.
+    Layer(u32, End),
 }
 
 fn rows_of(class: RowClass) -> BoxedStrategy<u32> {
@@ -70,9 +74,21 @@ fn script() -> impl Strategy<Value = Vec<Step>> {
         1 => (0u32..3).prop_map(Step::Trim),
         2 => (0usize..8).prop_map(Step::Keep),
         2 => (0usize..8).prop_map(Step::Fork),
-        7 => append()
+        7 => append(),
+        2 => (0usize..8, prop_oneof![1u32..331, 320u32..340]).prop_map(|(i, n)| Step::Segment(i, n)),
+        6 => (1u32..4, prop_oneof![3 => Just(End::All), 1 => Just(End::Rollback), 1 => Just(End::Drop)])
+            .prop_map(|(grids, end)| Step::Layer(grids, end))
     ];
-    prop::collection::vec(step, 1..24)
+    prop::collection::vec(step, 1..32)
+}
+
+/// A segment under way.
+struct Segment {
+    append: Append,
+    seq: SeqId,
+    rows: Vec<Row>,
+    /// Outputs of the layers that are done.
+    got: Vec<Vec<Vec<f32>>>,
 }
 
 struct Seq {
@@ -96,6 +112,7 @@ struct World {
     open: Vec<Seq>,
     closed: Vec<SeqId>,
     kept: Vec<Kept>,
+    segment: Option<Segment>,
     tags: u64,
     ids: u32,
 }
@@ -114,7 +131,8 @@ impl World {
             decls.push(Decl { layer: 1, stream: Stream::Recurrent { state: [2, 2, 3], conv: [2, 10] } });
         }
         let (open, closed, kept) = (Vec::new(), Vec::new(), Vec::new());
-        World { rig: Rig::new(&decls, LIMITS), recurrent, open, closed, kept, tags: 0, ids: 0 }
+        let rig = Rig::new(&decls, LIMITS);
+        World { rig, recurrent, open, closed, kept, segment: None, tags: 0, ids: 0 }
     }
 
     fn step(&mut self, s: &Step) -> Result<(), TestCaseError> {
@@ -127,6 +145,8 @@ impl World {
             Step::Append { class, picks, parts, layer_outer, end } => {
                 self.append(*class, picks, *parts, *layer_outer, end)?;
             }
+            Step::Segment(i, n) => self.begin(*i, *n)?,
+            Step::Layer(grids, end) => self.layer(*grids, end)?,
         }
         self.rig.poison();
         self.look()
@@ -149,9 +169,74 @@ impl World {
 
     fn close(&mut self, i: usize) -> Result<(), TestCaseError> {
         if !self.open.is_empty() {
-            let s = self.open.remove(i % self.open.len());
+            let i = i % self.open.len();
+            if self.in_segment(i) {
+                prop_assert!(matches!(self.rig.st.close(self.open[i].id), Err(Error::Pending)));
+                return Ok(());
+            }
+            let s = self.open.remove(i);
             self.rig.st.close(s.id).unwrap();
             self.closed.push(s.id);
+        }
+        Ok(())
+    }
+
+    fn in_segment(&self, i: usize) -> bool {
+        self.segment.as_ref().is_some_and(|s| s.seq == self.open[i].id)
+    }
+
+    fn begin(&mut self, i: usize, n: u32) -> Result<(), TestCaseError> {
+        if self.open.is_empty() {
+            return Ok(());
+        }
+        let (i, ids) = (i % self.open.len(), self.fresh(n));
+        let Seq { id: seq, tag, rows: ref past } = self.open[i];
+        let allowed = n <= LIMITS.segment && past.len() as u32 + n <= LIMITS.context;
+        let rows = self.rig.next(seq, tag, &ids);
+        self.make_room(pages_for(n) + 1);
+        match self.rig.st.reserve_segment(&mut self.rig.dev, Span { seq, ids: &ids }) {
+            Ok(append) => {
+                prop_assert!(allowed && self.segment.is_none());
+                self.rig.poison_segment_pages();
+                let one = [Span { seq, ids: &ids[..1] }];
+                let step = self.rig.st.reserve(&mut self.rig.dev, Few, &one);
+                let refused = matches!(step, Err(Error::Pending | Error::ContextFull { .. }));
+                prop_assert!(refused);
+                self.segment = Some(Segment { append, seq, rows, got: Vec::new() });
+            }
+            Err(e) => prop_assert!(!allowed || self.segment.is_some(), "{}", e),
+        }
+        Ok(())
+    }
+
+    fn layer(&mut self, grids: u32, end: &End) -> Result<(), TestCaseError> {
+        let Some(mut s) = self.segment.take() else { return Ok(()) };
+        let (l, most) = (s.got.len(), grids * PART_ROWS);
+        let mut out = Vec::new();
+        for start in (0..s.append.n()).step_by(most as usize) {
+            let part = start..s.append.n().min(start + most);
+            out.extend(self.rig.run_part(l, &s.append, &s.rows, &part));
+        }
+        s.got.push(out);
+        if s.got.len() < self.rig.layers() {
+            self.segment = Some(s);
+            return Ok(());
+        }
+        let seq = self.open.iter_mut().find(|o| o.id == s.seq).unwrap();
+        let history = [&seq.rows[..], &s.rows].concat();
+        let got = joined(&s.got);
+        self.rig.compare(&history, &got, &sample(got.len())).map_err(TestCaseError::fail)?;
+        match end {
+            End::All => {
+                self.rig.st.commit(s.append, &[s.rows.len() as u32]).unwrap();
+                seq.rows = history;
+            }
+            End::Rollback => self.rig.st.rollback(s.append).unwrap(),
+            // What was dropped is rolled back by the next call.
+            _ => {
+                drop(s.append);
+                self.rig.st.settle().unwrap();
+            }
         }
         Ok(())
     }
@@ -164,7 +249,10 @@ impl World {
     }
 
     fn keep(&mut self, i: usize) {
-        let Some(s) = self.open.get(i) else { return };
+        if i >= self.open.len() || self.in_segment(i) {
+            return;
+        }
+        let s = &self.open[i];
         let pages = self.rig.st.pages(s.id).unwrap().to_vec();
         let snapshot = self.rig.st.snapshot(&mut self.rig.dev, s.id, Park::F32).unwrap();
         assert!(snapshot.at() as usize == s.rows.len());
@@ -214,7 +302,7 @@ impl World {
         let mut chosen: Vec<(usize, u32)> = Vec::new();
         for &(i, n) in picks.iter().filter(|_| !self.open.is_empty()) {
             let i = i % self.open.len();
-            if chosen.iter().all(|&(j, _)| i != j) {
+            if !self.in_segment(i) && chosen.iter().all(|&(j, _)| i != j) {
                 chosen.push((i, n));
             }
         }
@@ -321,6 +409,7 @@ impl World {
         }
         let seen: Vec<usize> =
             (0..self.open.len()).filter(|&i| self.open[i].rows.len() < LIMITS.context as usize).collect();
+        let seen: Vec<usize> = seen.into_iter().filter(|&i| !self.in_segment(i)).collect();
         let id = self.fresh(1);
         self.make_room(seen.len() as u32);
         let spans: Vec<Span> = seen.iter().map(|&i| Span { seq: self.open[i].id, ids: &id }).collect();
