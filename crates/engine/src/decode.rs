@@ -99,10 +99,8 @@ pub fn decode(
 ) -> Result<Decoded> {
     check(exec, seq, job.prompt, &job.sampling)?;
     let constraint = job.constraint.take();
-    std::thread::scope(|scope| {
-        let mut masks = constraint.map(|m| Masks::new(m, scope));
-        Loop { exec, seq, job, cancel, on }.run(&mut masks)
-    })
+    let mut masks = constraint.map(Masks::new);
+    Loop { exec, seq, job, cancel, on }.run(&mut masks)
 }
 
 struct Loop<'a, 'b> {

@@ -28,6 +28,7 @@ struct Running {
     len: u32,
     /// Pages that are set aside for it.
     pages: u32,
+    marks: Box<[u32]>,
 }
 
 /// The scheduler.
@@ -58,11 +59,12 @@ impl Schedule {
         Schedule { limits, costs, queue, running, given: None, answered: false, turn: 0, alone: 0 }
     }
 
-    /// Takes a request; its place in the queue, 0 where it can begin at once.
+    /// Takes a request; its place in the queue, 0 where it can begin at once. Slices of its prompt end at `marks`, which
+    /// rise.
     ///
     /// # Errors
     /// [`Refused`].
-    pub fn arrive(&mut self, id: Id, ask: Ask) -> Result<u32, Refused> {
+    pub fn arrive(&mut self, id: Id, ask: Ask, marks: &[u32]) -> Result<u32, Refused> {
         let pages = self.wanted(&ask);
         if ask.prompt >= self.limits.context || pages > self.limits.pages {
             return Err(Refused::Never { most_prompt: self.most_prompt(&ask) });
@@ -71,7 +73,7 @@ impl Schedule {
         if !next && self.queue.len() >= self.limits.places {
             return Err(Refused::Full { places: self.limits.places });
         }
-        self.queue.push(Waiting { id, ask, pages, passed: 0 });
+        self.queue.push(Waiting { id, ask, pages, passed: 0, marks: marks.into() });
         Ok(if next { 0 } else { self.queue.len() })
     }
 
@@ -198,8 +200,8 @@ impl Schedule {
         if !self.has_place() {
             return None;
         }
-        let Waiting { id, ask, pages, .. } = self.queue.take(self.free(), self.limits.bypass)?;
-        self.running.push(Running { id, ask, phase: Phase::Opening, len: 0, pages });
+        let Waiting { id, ask, pages, marks, .. } = self.queue.take(self.free(), self.limits.bypass)?;
+        self.running.push(Running { id, ask, phase: Phase::Opening, len: 0, pages, marks });
         Some(Step::Open(id))
     }
 
@@ -217,7 +219,10 @@ impl Schedule {
         let (r, of) = (&self.running[at], self.limits.layers.max(1));
         let (rows, layers) = match r.phase {
             Phase::Reading { slice: Some((rows, left)) } => (rows, self.costs.layers(rows, left, of, budget)),
-            _ => self.costs.slice(r.ask.prompt - r.len, self.limits.chunk, of, budget),
+            _ => {
+                let next = r.marks.iter().find(|&&m| m > r.len).map_or(r.ask.prompt, |&m| m.min(r.ask.prompt));
+                self.costs.slice(next - r.len, self.limits.chunk, of, budget)
+            }
         };
         Step::Read { id: r.id, rows, layers }
     }

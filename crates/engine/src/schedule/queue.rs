@@ -3,7 +3,7 @@
 use super::{Ask, Id};
 use std::collections::VecDeque;
 
-#[derive(Copy, Clone, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Waiting {
     pub id: Id,
     pub ask: Ask,
@@ -11,6 +11,8 @@ pub(super) struct Waiting {
     pub pages: u32,
     /// Later ones that began before it while it did not fit.
     pub passed: u32,
+    /// Where slices of its prompt end.
+    pub marks: Box<[u32]>,
 }
 
 #[derive(Clone, Debug, Default)]

@@ -29,6 +29,7 @@ impl Draw {
 #[derive(Debug)]
 struct Seen {
     ask: Ask,
+    marks: Vec<u32>,
     /// Tokens after which its model ends by itself.
     ends_at: u32,
     pages: Vec<PageId>,
@@ -83,14 +84,17 @@ impl Sim {
         let most = (!self.draw.one_in(3)).then(|| 1 + self.draw.below(600));
         let prompt = if self.draw.one_in(3) { 1 + self.draw.below(8000) } else { 1 + self.draw.below(400) };
         let ask = Ask { prompt, most, drafts: self.draw.one_in(2) };
-        match self.s.arrive(id, ask) {
+        let mut marks: Vec<u32> = (0..self.draw.below(4)).map(|_| 64 * (1 + self.draw.below(40))).collect();
+        marks.sort_unstable();
+        match self.s.arrive(id, ask, &marks) {
             Ok(place) => {
                 assert_eq!(place, if place == 0 { 0 } else { self.s.place(id).unwrap() });
                 let ends_at = 1 + self.draw.below(700);
                 let (pages, slice) = (Vec::new(), None);
                 let (len, made, passed_by) = (0, 0, 0);
                 let [open, cancelled, over, closed] = [false; 4];
-                let seen = Seen { ask, ends_at, pages, len, made, open, slice, cancelled, over, closed, passed_by };
+                let seen =
+                    Seen { ask, marks, ends_at, pages, len, made, open, slice, cancelled, over, closed, passed_by };
                 self.all.insert(id, seen);
             }
             Err(Refused::Full { places }) => {
@@ -103,8 +107,8 @@ impl Sim {
                 if most_prompt > 0 {
                     // What is said to fit is taken by an empty scheduler, and one more is not.
                     let mut empty = Schedule::new(self.limits);
-                    assert!(empty.arrive(Id(0), Ask { prompt: most_prompt, ..ask }).is_ok());
-                    assert!(empty.arrive(Id(1), Ask { prompt: most_prompt + 1, ..ask }).is_err());
+                    assert!(empty.arrive(Id(0), Ask { prompt: most_prompt, ..ask }, &[]).is_ok());
+                    assert!(empty.arrive(Id(1), Ask { prompt: most_prompt + 1, ..ask }, &[]).is_err());
                 }
             }
         }
@@ -181,8 +185,9 @@ impl Sim {
                 if all_layers {
                     let r = self.all.get_mut(&id).unwrap();
                     (r.slice, r.len) = (None, len + rows);
-                    // On the grid, but for the end.
-                    assert!(rows.is_multiple_of(64) || len + rows == prompt);
+                    assert!(!r.marks.iter().any(|&m| len < m && m < len + rows), "a slice across a mark");
+                    // On the grid, but for the end and where the prompt began elsewhere.
+                    assert!(rows.is_multiple_of(64) || len + rows == prompt || r.marks.contains(&(len + rows)));
                     ended = len + rows == prompt && self.make(id, 1);
                 }
                 (Outcome::Read { ended }, row * rows as f64 * layers as f64 / l.layers.max(1) as f64)
@@ -333,7 +338,7 @@ fn limits() -> Limits {
 fn beside(decode: f64, row: f64, fixed: f64, prompt: u32) -> (Vec<f64>, f64) {
     let l = limits();
     let mut s = Schedule::new(l);
-    s.arrive(Id(1), Ask { prompt: 64, most: None, drafts: false }).unwrap();
+    s.arrive(Id(1), Ask { prompt: 64, most: None, drafts: false }, &[]).unwrap();
     let (mut now, mut last, mut gaps) = (0.0, 0.0, Vec::new());
     let (mut came, mut steps) = (f64::INFINITY, 0);
     loop {
@@ -357,7 +362,7 @@ fn beside(decode: f64, row: f64, fixed: f64, prompt: u32) -> (Vec<f64>, f64) {
         s.done((outcome, Duration::from_secs_f64(took)));
         if steps == 10 && !came.is_finite() {
             came = now;
-            s.arrive(Id(2), Ask { prompt, most: Some(8), drafts: false }).unwrap();
+            s.arrive(Id(2), Ask { prompt, most: Some(8), drafts: false }, &[]).unwrap();
         }
     }
 }
@@ -380,17 +385,17 @@ fn an_answer_keeps_its_pace_beside_a_long_prompt() {
 fn a_blocked_request_is_passed_eight_times_and_no_more() {
     let mut s = Schedule::new(Limits { parallel: 16, places: 64, ..limits() });
     let small = Ask { prompt: 100, most: Some(1), drafts: false };
-    s.arrive(Id(0), Ask { prompt: 8_000, most: Some(1), drafts: false }).unwrap();
+    s.arrive(Id(0), Ask { prompt: 8_000, most: Some(1), drafts: false }, &[]).unwrap();
     assert_eq!(s.next(), Step::Open(Id(0)));
     s.done((Outcome::Opened { kept: 7_999 }, Duration::ZERO));
     let mut s2 = s.clone();
     // 100 pages, 32 taken, so of the next four two fit beside it.
     for i in 1..=3 {
         let big = Ask { prompt: 8_000, most: Some(1), drafts: false };
-        s.arrive(Id(i), big).unwrap();
+        s.arrive(Id(i), big, &[]).unwrap();
     }
     for i in 10..30 {
-        s.arrive(Id(i), small).unwrap();
+        s.arrive(Id(i), small, &[]).unwrap();
     }
     let mut opened = Vec::new();
     loop {
@@ -406,8 +411,8 @@ fn a_blocked_request_is_passed_eight_times_and_no_more() {
     assert_eq!(opened, [1, 2, 10, 11, 12, 13]);
     // Without other bounds it is passed eight times.
     s2.limits_for_tests().pages = 32 + 20;
-    s2.arrive(Id(3), Ask { prompt: 8_000, most: Some(1), drafts: false }).unwrap();
-    (10..30).for_each(|i| assert!(s2.arrive(Id(i), small).is_ok()));
+    s2.arrive(Id(3), Ask { prompt: 8_000, most: Some(1), drafts: false }, &[]).unwrap();
+    (10..30).for_each(|i| assert!(s2.arrive(Id(i), small, &[]).is_ok()));
     let mut opened = Vec::new();
     while let Step::Open(id) = s2.next() {
         opened.push(id.0);
@@ -420,18 +425,18 @@ fn a_blocked_request_is_passed_eight_times_and_no_more() {
 fn what_never_fits_is_refused_with_what_would() {
     let mut s = Schedule::new(Limits { pages: 4, ..limits() });
     let ask = |prompt, most| Ask { prompt, most, drafts: false };
-    assert_eq!(s.arrive(Id(1), ask(2_000, None)), Err(Refused::Never { most_prompt: 768 }));
-    assert_eq!(s.arrive(Id(2), ask(769, None)), Err(Refused::Never { most_prompt: 768 }));
-    assert_eq!(s.arrive(Id(3), ask(768, None)), Ok(0));
+    assert_eq!(s.arrive(Id(1), ask(2_000, None), &[]), Err(Refused::Never { most_prompt: 768 }));
+    assert_eq!(s.arrive(Id(2), ask(769, None), &[]), Err(Refused::Never { most_prompt: 768 }));
+    assert_eq!(s.arrive(Id(3), ask(768, None), &[]), Ok(0));
     let mut s = Schedule::new(limits());
-    assert_eq!(s.arrive(Id(1), ask(8_192, Some(1))), Err(Refused::Never { most_prompt: 8_191 }));
+    assert_eq!(s.arrive(Id(1), ask(8_192, Some(1)), &[]), Err(Refused::Never { most_prompt: 8_191 }));
 }
 
 #[test]
 fn drafting_stops_where_it_does_not_pay_and_deepens_where_it_does() {
     let run = |accept: u32, draft_cost: f64| {
         let mut s = Schedule::new(Limits { drafts: 3, context: 1 << 20, pages: 1 << 12, ..limits() });
-        s.arrive(Id(1), Ask { prompt: 64, most: None, drafts: true }).unwrap();
+        s.arrive(Id(1), Ask { prompt: 64, most: None, drafts: true }, &[]).unwrap();
         let mut draw = Draw(7);
         let mut last = Vec::new();
         for i in 0..600 {
