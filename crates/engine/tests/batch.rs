@@ -129,11 +129,11 @@ fn together_and_alone(path: std::path::PathBuf, draft: u32) {
         batch.submit(job(p.clone(), how[i % 3].clone(), 12 + i as u32), Box::new(ear.clone())).unwrap();
         ears.push(ear);
         // They come one after the other, and one comes and goes.
-        (0..2 + i).for_each(|_| drop(batch.turn()));
+        (0..2 + i).for_each(|_| _ = batch.turn());
         if i == 1 {
             let gone = Ear::default();
             batch.submit(job(text(9, 150, vocab), Sampling::greedy(), 50), Box::new(gone.clone())).unwrap();
-            (0..3).for_each(|_| drop(batch.turn()));
+            (0..3).for_each(|_| _ = batch.turn());
             gone.leave();
         }
     }
@@ -232,7 +232,7 @@ fn what_is_kept_gives_way_to_who_needs_the_room() {
 fn who_cannot_be_taken_is_told_so_and_the_others_go_on() {
     let mut batch = Batch::new(open(default_model(), 1, 0).exec, Sharing { places: 1, ..sharing(OFF) });
     let vocab = batch.executor().family().spec().vocab;
-    let mut submit = |batch: &mut Batch, prompt: Vec<u32>| {
+    let submit = |batch: &mut Batch, prompt: Vec<u32>| {
         let ear = Ear::default();
         batch.submit(job(prompt, Sampling::greedy(), 4), Box::new(ear.clone())).map(|()| ear)
     };

@@ -6,7 +6,7 @@
 //!
 //! Pages can have an owner beside sequences, who [keeps](State::keep_pages) them after these are closed.
 
-use crate::append::{Pending, Span};
+use crate::append::Span;
 use crate::error::{Error, Result};
 use crate::fill::with_sides;
 use crate::park::Park;
@@ -106,7 +106,7 @@ impl State {
         self.settle()?;
         self.check_beginning(&from)?;
         let seq = self.open()?;
-        self.begin(dev, seq, from).inspect_err(|_| {
+        self.fill_from(dev, seq, from).inspect_err(|_| {
             // It was opened a moment ago and nothing is under way on it.
             let _ = self.close(seq);
         })?;
@@ -138,7 +138,7 @@ impl State {
         if pages.iter().all(is) { Ok(()) } else { Err(Error::Beginning("a page of it is free")) }
     }
 
-    fn begin(&mut self, dev: &mut dyn Device, seq: SeqId, from: Beginning) -> Result<()> {
+    fn fill_from(&mut self, dev: &mut dyn Device, seq: SeqId, from: Beginning) -> Result<()> {
         // The copy of the tail counts among the pages of rows that follow.
         let copy = match from.tail {
             Some(tail) => {
@@ -211,7 +211,7 @@ impl State {
         let layers: Vec<_> = self.layers.states().map(|(_, v)| v).zip(self.state_rows()).collect();
         for ((v, cols), [state, conv]) in layers.into_iter().zip(&from.states) {
             let back = |this: &mut Self| this.room.give_slots([to]);
-            let put = || -> Result<()> {
+            let mut put = || -> Result<()> {
                 let rows = v.state_elems as usize / cols.max(1);
                 let values = from.park.decode(state, rows, cols);
                 let values = values.map_err(|_| Error::Beginning("the snapshot is another model's"))?;

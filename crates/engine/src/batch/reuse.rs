@@ -43,7 +43,8 @@ impl Reuse {
         if self.off() || job.prompt_logprobs {
             return Ok((exec.open()?, 0, Miss::Unknown));
         }
-        let found = self.on_grid(self.tree.find(&job.prompt));
+        let found = self.tree.find(&job.prompt);
+        let found = self.on_grid(found);
         // The copy of the tail; what was found was used last and goes last.
         self.make_room(exec, job, 1)?;
         let snapshot = found.snap.and_then(|s| self.snaps.get(&s)).map(|(s, _)| s);
