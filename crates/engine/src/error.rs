@@ -80,6 +80,12 @@ pub enum Error {
         /// How many there are.
         places: u32,
     },
+    /// Who waits is not begun any more.
+    #[error("the server is stopping")]
+    Stopping,
+    /// A step was broken off by a fault of the program.
+    #[error("the generation panicked")]
+    Panicked,
     /// A step for a request that is not there: a fault of the scheduler.
     #[error("a step names a request that is not at work")]
     NoSession,

@@ -1,17 +1,29 @@
 //! Joins the server with the engine: a loaded model as a backend.
 
+mod shared;
+
+use engine::batch::{Batch, Keeping, Sharing};
 use engine::open::{self, Opened};
-use engine::{Choice, Decoding, Executor, Finish, Model, OpenOptions, SeqId, Step, decode};
+use engine::{Choice, Model, OpenOptions};
 use memory::Plan;
 use serde_json::{Value, json};
-use server::backend::{Done, Event, Facts, Failure, Job, Reason, Reporter, Sampling, Token};
-use server::line::{Line, Run};
+use server::backend::{Facts, Failure, Sampling, Token};
 use server::script::Script;
 use server::voice::Voice;
 use server::{Loading, Ready};
+use shared::Shared;
 use std::sync::Arc;
 
-/// Loads a model and puts it behind a queue, one generation at a time.
+/// How requests share a model.
+#[derive(Copy, Clone, Debug)]
+pub struct Share {
+    /// Most time between two tokens of an answer beside a prompt, in times of what it takes without.
+    pub patience: f64,
+    /// What is kept of what was read.
+    pub keeping: Keeping,
+}
+
+/// Loads a model and puts it behind a queue.
 ///
 /// # Errors
 /// Whatever is wrong with the model, the plan or the machine.
@@ -21,6 +33,7 @@ pub fn engine_backend(
     name: Option<String>,
     dialect: Option<&str>,
     queue: u32,
+    share: Share,
     loading: &Loading,
 ) -> anyhow::Result<Ready> {
     let model = Model::load(opened, how, &mut |p| loading.progress(p.done, p.total))?;
@@ -34,13 +47,13 @@ pub fn engine_backend(
         context: plan.context,
         trained_context: spec.context,
         vocab: spec.vocab,
-        parallel: 1,
+        parallel: plan.parallel,
         sampling: usual(&sampling),
     };
     let plan = described(plan);
-    let run = Engine { exec, voice: Arc::clone(&voice), open: None };
-    let line = Line::new(facts, plan, vec![Box::new(run)], queue)?;
-    Ok(Ready { voice, backend: Arc::new(line) })
+    let batch = Batch::new(exec, Sharing { places: queue, patience: share.patience, keeping: share.keeping });
+    let shared = Shared::new(facts, plan, batch, Arc::clone(&voice), queue)?;
+    Ok(Ready { voice, backend: Arc::new(shared) })
 }
 
 /// A backend that follows a script, with a model's vocabulary and template.
@@ -110,56 +123,6 @@ fn described(p: &Plan) -> Value {
         "state_bytes": p.state_bytes, "workspace_bytes": p.workspace.step + p.workspace.carry + p.row_bytes,
         "weights": p.weights.iter().map(weight).collect::<Vec<_>>(),
     })
-}
-
-/// The engine as something that runs one job.
-struct Engine {
-    exec: Executor,
-    voice: Arc<Voice>,
-    /// The sequence of the job that runs. One that is still here when the next begins was left by a panic.
-    open: Option<SeqId>,
-}
-
-impl Run for Engine {
-    fn run(&mut self, job: Job, to: &Reporter) -> Result<Done, Failure> {
-        self.close()?;
-        let seq = self.exec.open().map_err(|e| failure(&e))?;
-        self.open = Some(seq);
-        let tokenizer = &self.voice.tokenizer;
-        let is_end = |id| !job.ignore_eos && tokenizer.is_eog(id);
-        let decoding = Decoding {
-            prompt: &job.prompt,
-            history: &[],
-            sampling: wanted(job.sampling, job.logprobs),
-            max_tokens: job.max_tokens,
-            constraint: job.constraint,
-            is_end: &is_end,
-            at_end: job.at_end,
-            prompt_logprobs: job.prompt_logprobs,
-        };
-        let made = decode(&mut self.exec, seq, decoding, to.flag(), &mut |step| {
-            to.tell(match step {
-                Step::Prefill { done, total } => Event::Prefill { done: done as u32, total: total as u32 },
-                Step::PromptToken(c) => Event::PromptToken(token(&c)),
-                Step::Token(c) => Event::Token(token(c)),
-            });
-            true
-        });
-        self.close()?;
-        let made = made.map_err(|e| failure(&e))?;
-        let reason = match made.finish {
-            Finish::Length => Reason::Length,
-            Finish::ContextFull => Reason::ContextFull,
-            Finish::Stop | Finish::Cancelled => Reason::End,
-        };
-        Ok(Done { reason, cached: 0, prefill: made.prefill, decode: made.decode })
-    }
-}
-
-impl Engine {
-    fn close(&mut self) -> Result<(), Failure> {
-        self.open.take().map_or(Ok(()), |seq| self.exec.close(seq).map_err(|e| failure(&e)))
-    }
 }
 
 fn token(c: &Choice) -> Token {

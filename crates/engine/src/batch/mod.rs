@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 pub use reuse::Keeping;
 pub use session::{Ends, Job};
+pub use state::Park;
 
 /// What a request is told, in order: any number of `Queued`, `Started`, any number of `Prefill` and `PromptToken`, any
 /// number of `Token`, and one `Done` or `Failed`. One that is cancelled is told nothing more.
@@ -177,6 +178,34 @@ impl Batch {
         self.schedule.done((outcome, begun.elapsed()));
         self.tell_places();
         true
+    }
+
+    /// Ends those that wait with an error; those that run go on.
+    pub fn drain(&mut self, why: &Error) {
+        let waiting: Vec<Id> = self.schedule.waiting().map(|w| w.0).collect();
+        for id in waiting {
+            self.schedule.cancel(id);
+            if let Some(mut s) = self.sessions.remove(&id) {
+                s.fail(why);
+            }
+        }
+    }
+    /// Ends all with an error: a step was broken off, and nobody knows how far it came. Nothing that was read is kept.
+    ///
+    /// # Errors
+    /// Those of the state: the executor is of no use any more then.
+    pub fn abort(&mut self, why: &Error) -> Result<()> {
+        self.drain(why);
+        self.schedule.done((Outcome::Failed, Duration::ZERO));
+        if let Some((_, g)) = self.segment.take() {
+            self.exec.abandon(g)?;
+        }
+        for (id, mut s) in std::mem::take(&mut self.sessions) {
+            s.fail(why);
+            self.schedule.cancel(id);
+            s.seq.take().map_or(Ok(()), |seq| self.exec.close(seq))?;
+        }
+        Ok(())
     }
 
     fn drop_gone(&mut self) {

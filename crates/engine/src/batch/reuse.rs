@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 /// What is kept of what was read.
 #[derive(Copy, Clone, Debug)]
 pub struct Keeping {
-    /// Bytes of snapshots, 0 where nothing is kept at all.
+    /// Most bytes of snapshots, as long as the ledger has room for them; 0 where nothing is kept at all.
     pub snapshots: u64,
     /// How they are kept.
     pub park: Park,
