@@ -16,6 +16,7 @@ pub mod open;
 pub mod perplexity;
 pub mod plan;
 mod sampler;
+pub mod stream;
 
 pub use conversation::{Conversation, Reread, Turn};
 pub use decode::{AtEnd, Decoded, Decoding, Step, decode};

@@ -1,5 +1,6 @@
 //! Joins the server with the engine: a loaded model as a backend.
 
+use crate::streamed::{Streamed, Watched};
 use engine::open::{self, Opened};
 use engine::{Choice, Decoding, Executor, Finish, Model, OpenOptions, SeqId, Step, decode};
 use memory::Plan;
@@ -11,7 +12,8 @@ use server::voice::Voice;
 use server::{Loading, Ready};
 use std::sync::Arc;
 
-/// Loads a model and puts it behind a queue, one generation at a time.
+/// Loads a model and puts it behind a queue of that length, one generation at a time. `stats`: what reading experts from
+/// disk did is said after each.
 ///
 /// # Errors
 /// Whatever is wrong with the model, the plan or the machine.
@@ -20,7 +22,7 @@ pub fn engine_backend(
     how: &OpenOptions,
     name: Option<String>,
     dialect: Option<&str>,
-    queue: u32,
+    (queue, stats): (u32, bool),
     loading: &Loading,
 ) -> anyhow::Result<Ready> {
     let model = Model::load(opened, how, &mut |p| loading.progress(p.done, p.total))?;
@@ -38,7 +40,7 @@ pub fn engine_backend(
         sampling: usual(&sampling),
     };
     let plan = described(plan);
-    let run = Engine { exec, voice: Arc::clone(&voice), open: None };
+    let run = Engine { exec, voice: Arc::clone(&voice), stats, open: None };
     let line = Line::new(facts, plan, vec![Box::new(run)], queue)?;
     Ok(Ready { voice, backend: Arc::new(line) })
 }
@@ -104,8 +106,9 @@ fn wanted(s: Sampling, logprobs: Option<u32>) -> engine::Sampling {
 
 fn described(p: &Plan) -> Value {
     let weight = |w: &memory::WeightShare| json!({"component": format!("{:?}", w.component), "residency": w.residency.name(), "bytes": w.bytes});
+    let slots = p.slots.as_ref().map(|s| json!({"slots": s.slots(), "experts": s.experts(), "bytes": s.bytes()}));
     json!({
-        "context": p.context, "parallel": p.parallel, "chunk": p.chunk, "guard_bytes": p.guard,
+        "slots": slots, "context": p.context, "parallel": p.parallel, "chunk": p.chunk, "guard_bytes": p.guard,
         "total_bytes": p.total_bytes(), "weight_bytes": p.resident_bytes(), "history_bytes": p.kv_bytes,
         "state_bytes": p.state_bytes, "workspace_bytes": p.workspace.step + p.workspace.carry + p.row_bytes,
         "weights": p.weights.iter().map(weight).collect::<Vec<_>>(),
@@ -116,6 +119,8 @@ fn described(p: &Plan) -> Value {
 struct Engine {
     exec: Executor,
     voice: Arc<Voice>,
+    /// Whether to say after each job what reading experts from disk did.
+    stats: bool,
     /// The sequence of the job that runs. One that is still here when the next begins was left by a panic.
     open: Option<SeqId>,
 }
@@ -123,9 +128,12 @@ struct Engine {
 impl Run for Engine {
     fn run(&mut self, job: Job, to: &Reporter) -> Result<Done, Failure> {
         self.close()?;
+        let watched = Watched::of(&self.exec).filter(|_| self.stats);
+        let before = watched.as_ref().map(Watched::now);
         let seq = self.exec.open().map_err(|e| failure(&e))?;
         self.open = Some(seq);
         let tokenizer = &self.voice.tokenizer;
+        let read = job.prompt.len() as u64;
         let is_end = |id| !job.ignore_eos && tokenizer.is_eog(id);
         let decoding = Decoding {
             prompt: &job.prompt,
@@ -147,6 +155,10 @@ impl Run for Engine {
         });
         self.close()?;
         let made = made.map_err(|e| failure(&e))?;
+        if let Some((a, w)) = before.zip(watched) {
+            let tokens = read + u64::from(made.steps);
+            Streamed::between(&a, &w.now(), tokens).say("prompt and answer");
+        }
         let reason = match made.finish {
             Finish::Length => Reason::Length,
             Finish::ContextFull => Reason::ContextFull,

@@ -45,12 +45,12 @@ async fn serve(a: &ServeArgs, config: Config, opened: Opened, source: Source) ->
     let server = Server::bind(config, loading.clone()).await.map_err(listen_fault)?;
     note(format_args!("listening on http://{}", server.address()));
     let (loaded, outcome) = oneshot::channel();
-    let (name, dialect, queue) = (a.name.clone(), a.dialect.clone(), a.queue);
+    let (name, dialect, queue, stats) = (a.name.clone(), a.dialect.clone(), a.queue, a.on.stats);
     std::thread::Builder::new()
         .name("load".into())
         .spawn(move || {
             let made = match source {
-                Source::Engine(how) => engine_backend(opened, &how, name, dialect.as_deref(), queue, &loading),
+                Source::Engine(how) => engine_backend(opened, &how, name, dialect.as_deref(), (queue, stats), &loading),
                 Source::Script(text) => script_backend(&opened, &text, name, dialect.as_deref(), queue),
             };
             let made = made.map(|ready| {
