@@ -196,23 +196,26 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         return streamed(of, ask, by_layers(of, ask, p)?);
     }
     let stays = !of.streams || p.fits() && ask.stream.slots.is_none();
-    // What is read from disk is read once for a segment.
-    if stays { Ok(p) } else { streamed(of, ask, by_layers(of, ask, p)?) }
+    if stays {
+        return Ok(p);
+    }
+    // What is read from disk is read once for a segment, unless there is no room for segments.
+    let segments = streamed(of, ask, by_layers(of, ask, p.clone())?)?;
+    if segments.fits() { Ok(segments) } else { streamed(of, ask, p) }
 }
 
 /// The same plan with what does not fit left on disk.
 fn streamed(of: Subject, ask: &Ask, p: Plan) -> Result<Plan> {
-    let allowance = |p: &Plan| of.beyond.bytes(p, of.family.spec().vocab, ask.logit_rows);
     if !of.streams || p.fits() && ask.stream.slots.is_none() {
         return Ok(p);
     }
-    let streamed = slots::stream(of, ask.stream, &p, allowance);
+    let streamed = slots::stream(of, ask.stream, &p, |p| allowance(of, ask, p));
     // Slots of very small experts, or of a few, may take more than all of them side by side.
     let p = streamed.filter(|s| ask.stream.slots.is_some() || s.total_bytes() < p.total_bytes()).unwrap_or(p);
     if p.fits() {
         return Ok(p);
     }
-    Ok(slots::stream_layers(of, &p, allowance).unwrap_or(p))
+    Ok(slots::stream_layers(of, &p, |p| allowance(of, ask, p)).unwrap_or(p))
 }
 
 /// The same plan with prompts layer by layer, in the longest segments that leave most of the room to experts; as it was
@@ -251,8 +254,12 @@ fn counted(of: Subject, ask: &Ask, mut p: Plan) -> Result<Plan> {
         let x = measure(of, &p, kv, ask.logit_rows)?;
         p.workspace = RegionSizes { step: p.workspace.step.max(x.step), carry: p.workspace.carry.max(x.carry) };
     }
-    p.allowance = of.beyond.bytes(&p, of.family.spec().vocab, ask.logit_rows);
+    p.allowance = allowance(of, ask, &p);
     Ok(p)
+}
+
+fn allowance(of: Subject, ask: &Ask, p: &Plan) -> u64 {
+    of.beyond.bytes(p, of.family.spec().vocab, ask.logit_rows)
 }
 
 fn kv_fits(decls: &[Decl]) -> Result<(), Refusal> {

@@ -43,7 +43,7 @@ fn the_context_is_the_largest_that_fits_to_the_page() {
                 assert!(more.total_bytes() > guard, "{name}: {} positions would fit too", more.context);
             }
         }
-        let none = planned(&o, &Ask { context: Context::Most, guard: low - 1, ..Ask::default() });
+        let none = planned(&o, &Ask { context: Context::Most, guard: low / 2, ..Ask::default() });
         assert!(matches!(none, Err(Error::Refused(Refusal::TooLarge { .. }))));
     }
 }

@@ -118,10 +118,11 @@ fn what_passes_changes_nothing_and_what_does_not_fails_the_one_that_asked() {
     let counter = n.clone();
     stream_with(&mut exec, dir.path(), move |f| {
         let counter = counter.clone();
-        let script = move |_: &weights::io::Piece| match counter.fetch_add(1, Ordering::Relaxed) % 11 {
+        let mut failed = std::collections::HashSet::new();
+        let script = move |p: &weights::io::Piece| match counter.fetch_add(1, Ordering::Relaxed) % 11 {
             1 => Some(Fault::Short(700)),
             3 => Some(Fault::Interrupted),
-            6 => Some(Fault::Io),
+            6 if failed.insert(p.off) => Some(Fault::Io),
             9 => Some(Fault::Stall(Duration::from_millis(1))),
             _ => None,
         };

@@ -17,7 +17,7 @@ use device::Device;
 use store::Store;
 use visit::Visiting;
 
-pub use store::CachedOptions;
+pub use store::{CachedOptions, MakePolicy};
 
 /// See the [module](self).
 pub struct CachedExperts {

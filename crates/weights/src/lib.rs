@@ -18,7 +18,7 @@ mod scripted;
 mod tap;
 
 pub use bound::{Bound, Canon, Data, Proj, Role, Side, WId};
-pub use cached::{CacheStats, CachedExperts, CachedOptions, SharedStats};
+pub use cached::{CacheStats, CachedExperts, CachedOptions, MakePolicy, SharedStats};
 pub use error::{Error, Result};
 pub use experts::{ExpertSource, Group, Listener, ResidentExperts, Routed, Wave};
 pub use load::{Progress, Resident, Weights};

@@ -11,6 +11,9 @@ use memory::experts::{ExpertId, Policy, PoolSize, Scope, SlotState};
 use memory::{Class, Ledger, SlotId, SlotPool, Tier};
 use std::collections::{BTreeMap, HashMap};
 
+/// Makes the policy of a pool.
+pub type MakePolicy<'a> = &'a dyn Fn(&PoolSize) -> (Scope, Box<dyn Policy>);
+
 /// What a cache is made of.
 pub struct CachedOptions<'a> {
     /// The checkpoint.
@@ -20,7 +23,7 @@ pub struct CachedOptions<'a> {
     /// Slots.
     pub pools: &'a [SlotPool],
     /// Which policy a pool has.
-    pub policy: &'a dyn Fn(&PoolSize) -> (Scope, Box<dyn Policy>),
+    pub policy: MakePolicy<'a>,
     /// Its files.
     pub files: Files,
     /// Who reads them.

@@ -17,6 +17,8 @@ struct Need {
     slot: Option<SlotId>,
     /// Whether gate and up, and all of it, were handed out.
     given: [bool; 2],
+    /// Whether somebody else had asked for it before, whose failure is not this visit's.
+    joined: bool,
 }
 
 pub(super) struct Visiting {
@@ -54,7 +56,7 @@ impl Visiting {
         state.hold(layer, &ids);
         let need = |expert: u32| {
             let kind = if kept.binary_search(&expert).is_ok() { Visit::Decode } else { Visit::Sweep };
-            Need { expert, kind, slot: None, given: [false; 2] }
+            Need { expert, kind, slot: None, given: [false; 2], joined: false }
         };
         let mut needs: Vec<Need> = ids.into_iter().map(need).collect();
         if class == RowClass::Few {
@@ -66,7 +68,8 @@ impl Visiting {
         let mut v = Visiting { layer, class, mats, needs, computed: Vec::new() };
         v.place(store, d)?;
         store.foresee(d)?;
-        store.poll(d, false).and_then(|failed| v.blame(failed))?;
+        let failed = store.poll(d, false)?;
+        v.blame(failed)?;
         Ok(v)
     }
 
@@ -74,14 +77,22 @@ impl Visiting {
         ExpertId { layer: self.layer, expert: n.expert }
     }
 
-    /// Finds slots for what has none, and starts reading.
+    /// Finds slots for what has none, and starts reading: first for what is here, because that will make room when it is
+    /// computed.
     fn place(&mut self, store: &mut Store, d: &mut dyn Device) -> Result<()> {
+        for only_found in [true, false] {
+            self.place_some(store, d, only_found)?;
+        }
+        Ok(())
+    }
+
+    fn place_some(&mut self, store: &mut Store, d: &mut dyn Device, only_found: bool) -> Result<()> {
         for i in 0..self.needs.len() {
             let n = self.needs[i];
-            if n.slot.is_some() {
+            let id = self.id(&n);
+            if n.slot.is_some() || only_found && store.state(self.layer)?.slot_of(id).is_none() {
                 continue;
             }
-            let id = self.id(&n);
             let ExpertPlan { hits, coming, fetch, evict, later } =
                 store.state(self.layer)?.place(self.layer, &[n.expert], n.kind);
             store.forget(d, &evict)?;
@@ -99,6 +110,7 @@ impl Visiting {
             for &(_, slot) in &fetch {
                 store.fetch(d, id, slot, Urgency::Demand)?;
             }
+            self.needs[i].joined = !coming.is_empty();
             self.needs[i].slot = hits.iter().chain(&coming).chain(&fetch).map(|f| f.1).next();
             if !later.is_empty() {
                 // The ones behind it would only take what it waits for.
@@ -108,10 +120,17 @@ impl Visiting {
         Ok(())
     }
 
-    /// The error of a record that this visit asked for; failures of others concern nobody.
-    fn blame(&self, failed: Vec<(ExpertId, Error)>) -> Result<()> {
-        let asked = |id: ExpertId| id.layer == self.layer && self.needs.iter().any(|n| n.expert == id.expert);
-        failed.into_iter().find(|f| asked(f.0)).map_or(Ok(()), |f| Err(f.1))
+    /// The error of a record that this visit asked for. One that others asked for first is asked for again; failures of
+    /// what nobody needs now concern nobody.
+    fn blame(&mut self, failed: Vec<(ExpertId, Error)>) -> Result<()> {
+        for (id, e) in failed.into_iter().filter(|f| f.0.layer == self.layer) {
+            match self.needs.iter_mut().find(|n| n.expert == id.expert) {
+                Some(n) if n.joined => (n.slot, n.joined, n.given) = (None, false, [false; 2]),
+                Some(_) => return Err(e),
+                None => {}
+            }
+        }
+        Ok(())
     }
 
     /// The next group that is ready; waits while there is none and something is missing.
@@ -132,12 +151,24 @@ impl Visiting {
             if self.needs.iter().all(|n| n.given[1]) {
                 return Ok(None);
             }
-            if wait && store.reads() == 0 && self.needs.iter().all(|n| n.slot.is_none() || n.given[1]) {
-                // Nothing is under way and nothing was found room for: there is no slot at all.
-                return Err(Error::NoSlots);
+            wait = store.reads() > 0;
+            if !wait {
+                self.give_up_one(store)?;
             }
-            wait = true;
         }
+    }
+
+    /// Nothing is under way, nothing is ready: what is here and comes later in the order keeps the slots that come first.
+    /// The last of it is given up, to be read again when its turn comes.
+    fn give_up_one(&mut self, store: &mut Store) -> Result<()> {
+        let last = self.needs.iter_mut().rev().find(|n| n.slot.is_some() && !n.given[1]);
+        let Some((need, slot)) = last.and_then(|n| n.slot.map(|s| (n, s))) else { return Err(Error::NoSlots) };
+        need.slot = None;
+        let state = store.state(self.layer)?;
+        state.release(slot);
+        // Its place is the next to be taken, or it would be found again at once.
+        state.drop_now(slot);
+        Ok(())
     }
 
     /// What can be computed now: whole experts before halves, so that few groups do most of the work.

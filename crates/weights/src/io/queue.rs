@@ -339,6 +339,8 @@ fn verdict(p: &mut Part, result: io::Result<u32>, align: u64) -> Verdict {
             p.len -= step as u32;
             p.need -= step as u32;
             if step > 0 {
+                // The rest is another piece, with a second try of its own.
+                (p.tries, p.failures) = (0, 0);
                 return Verdict::Again;
             }
         }
