@@ -143,6 +143,7 @@ impl Run for Engine {
             constraint: job.constraint,
             is_end: &is_end,
             at_end: job.at_end,
+            steer: job.steer,
             prompt_logprobs: job.prompt_logprobs,
         };
         let made = decode(&mut self.exec, seq, decoding, to.flag(), &mut |step| {
