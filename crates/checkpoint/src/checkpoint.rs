@@ -174,4 +174,19 @@ impl Reader {
     pub fn read_at(&self, off: u64, dst: &mut [u8]) -> Result<()> {
         self.0.read_at(off, dst)
     }
+    /// Reads from byte `off` on, as much as the system gives at once; at the end of the file nothing.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn read_once(&self, off: u64, dst: &mut [u8]) -> std::io::Result<usize> {
+        self.0.read_once(off, dst)
+    }
+    /// The open file; `None` for bytes in memory.
+    pub fn file(&self) -> Option<&std::fs::File> {
+        self.0.file()
+    }
+    /// Whether an open file is this one, as it was when the checkpoint was opened.
+    pub fn is_file(&self, file: &std::fs::File) -> bool {
+        self.0.is(file)
+    }
 }

@@ -37,5 +37,5 @@ pub use gguf::{NewTensor, TensorWriter, is_companion, write_gguf, write_gguf_hol
 pub use matrix::MatrixInfo;
 pub use meta::{Array, Container, Hf, Kind, Meta, ToMeta, Value};
 pub use safetensors::{write_safetensors, write_safetensors_hole, write_safetensors_to};
-pub use source::{FileIds, FileStamp, Source};
+pub use source::{FileIds, FileStamp, Source, read_once};
 pub use tensor::{ByteRange, Dims, FileId, TensorInfo};

@@ -98,11 +98,7 @@ impl Stored {
         if !meta.is_file() {
             return Err(Error::NotACheckpoint { file: name, what: "is neither a file nor a directory".into() });
         }
-        let mtime = meta.modified().ok().map_or(0, |t| match t.duration_since(UNIX_EPOCH) {
-            Ok(d) => d.as_nanos() as i128,
-            Err(e) => -(e.duration().as_nanos() as i128),
-        });
-        let stamp = FileStamp::File { size: meta.len(), mtime, inode: inode(&meta) };
+        let stamp = stamp(&meta);
         Ok(Self { name, len: meta.len(), backing: Backing::File { file, path: path.into(), stamp } })
     }
 
@@ -136,6 +132,33 @@ impl Stored {
         }
     }
 
+    /// The open file, where there is one.
+    pub(crate) fn file(&self) -> Option<&File> {
+        match &self.backing {
+            Backing::File { file, .. } => Some(file),
+            Backing::Memory(_) => None,
+        }
+    }
+
+    /// Whether an open file is the one that this was opened from, unchanged.
+    pub(crate) fn is(&self, other: &File) -> bool {
+        let Ok(meta) = other.metadata() else { return false };
+        self.stamp() == stamp(&meta)
+    }
+
+    /// Reads once from `off` on; at the end of the file nothing.
+    pub(crate) fn read_once(&self, off: u64, dst: &mut [u8]) -> std::io::Result<usize> {
+        match &self.backing {
+            Backing::File { file, .. } => read_once(file, dst, off),
+            Backing::Memory(b) => {
+                let from = b.as_slice().get(usize::try_from(off).unwrap_or(usize::MAX)..).unwrap_or_default();
+                let n = from.len().min(dst.len());
+                dst[..n].copy_from_slice(&from[..n]);
+                Ok(n)
+            }
+        }
+    }
+
     /// Fills `dst` from `off`, or says how much there was.
     pub(crate) fn read_at(&self, off: u64, dst: &mut [u8]) -> Result<()> {
         let want = dst.len() as u64;
@@ -156,6 +179,14 @@ impl Stored {
     }
 }
 
+fn stamp(meta: &std::fs::Metadata) -> FileStamp {
+    let mtime = meta.modified().ok().map_or(0, |t| match t.duration_since(UNIX_EPOCH) {
+        Ok(d) => d.as_nanos() as i128,
+        Err(e) => -(e.duration().as_nanos() as i128),
+    });
+    FileStamp::File { size: meta.len(), mtime, inode: inode(meta) }
+}
+
 /// Reads until `dst` is full or the file ends; returns the bytes read. Several threads may read one file at once.
 fn fill_at(file: &File, off: u64, dst: &mut [u8]) -> std::io::Result<usize> {
     let mut done = 0;
@@ -170,13 +201,21 @@ fn fill_at(file: &File, off: u64, dst: &mut [u8]) -> std::io::Result<usize> {
     Ok(done)
 }
 
+/// Reads from byte `off` on, as much as the system gives at once.
+///
+/// # Errors
+/// The system's.
 #[cfg(unix)]
-fn read_once(file: &File, dst: &mut [u8], off: u64) -> std::io::Result<usize> {
+pub fn read_once(file: &File, dst: &mut [u8], off: u64) -> std::io::Result<usize> {
     std::os::unix::fs::FileExt::read_at(file, dst, off)
 }
 
+/// Reads from byte `off` on, as much as the system gives at once.
+///
+/// # Errors
+/// The system's.
 #[cfg(windows)]
-fn read_once(file: &File, dst: &mut [u8], off: u64) -> std::io::Result<usize> {
+pub fn read_once(file: &File, dst: &mut [u8], off: u64) -> std::io::Result<usize> {
     std::os::windows::fs::FileExt::seek_read(file, dst, off)
 }
 

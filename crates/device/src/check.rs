@@ -3,7 +3,7 @@
 use crate::arena::Arena;
 use crate::error::{Error, Result};
 use crate::op::{Acc, Op, Router, Routing, Rows, StreamView, extents};
-use crate::view::{Act, Buf, ExpertMats, Mat, MatSet, View};
+use crate::view::{Act, BEGINS_ROW, Buf, ExpertMats, Mat, MatSet, View};
 use checkpoint::PLANES;
 
 struct Checker(&'static str);
@@ -91,6 +91,8 @@ impl Checker {
         self.set("gate", &e.gate, inner, hidden)?;
         self.set("up", &e.up, inner, hidden)?;
         self.set("down", &e.down, hidden, inner)?;
+        let rows = |b: Buf| b.len > 0 && b.len.is_multiple_of(BEGINS_ROW);
+        self.that(e.begins.is_none_or(rows), || "the table of where experts begin has broken rows".into())?;
         // Which experts there are is said by values: here only that a bias holds whole rows, at least one.
         let biases = [("gate", e.bias.gate, inner), ("up", e.bias.up, inner), ("down", e.bias.down, hidden)];
         biases.into_iter().try_for_each(|(name, b, n)| match b {

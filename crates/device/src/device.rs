@@ -3,6 +3,7 @@
 use crate::arena::{Arena, Region};
 use crate::check;
 use crate::error::{Error, Result};
+use crate::host::SharedBytes;
 use crate::op::{self, Op, RowClass};
 use crate::view::{Act, Buf, Layout, Mat, View};
 use checkpoint::Format;
@@ -76,6 +77,10 @@ pub trait Device: Send {
     fn borrow(&mut self, bytes: &'static [u8]) -> Option<Buf>;
     /// The bytes of a buffer for the host to fill, where the backend's memory is the host's.
     fn host_mut(&mut self, b: Buf) -> Option<&mut [u8]>;
+    /// The memory of an allocation for a disk to fill beside the device, where the backend's memory is the host's.
+    fn share(&mut self, _b: Buf) -> Option<SharedBytes> {
+        None
+    }
     /// Copies `src` to the start of `dst`. Not inside a graph.
     fn write(&mut self, dst: Buf, src: &[u8]) -> Result<Fence>;
     /// Copies rows `first .. first + rows` of a matrix, given as in the file, to where `dst` has them, in its layout. Not

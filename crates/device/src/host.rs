@@ -6,6 +6,7 @@ use crate::view::{Act, AllocId, Buf, View};
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use memory::{Class, RegionSizes, Reservation};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 const PAGE: u64 = 4096;
 /// A large page, which one entry of the address cache covers and hardware prefetches across.
@@ -57,6 +58,9 @@ impl Block {
     #[cfg(not(target_os = "linux"))]
     fn ask_for_large_pages(&self, _: usize) {}
 
+    fn first_byte(&self) -> *mut u8 {
+        self.map.as_mut_ptr().wrapping_add(self.first)
+    }
     /// Gives the memory of whole pages back; they read as zero from then on.
     fn discard(&self, off: u64, len: u64) -> Result<()> {
         // SAFETY: the range is bounds-checked by the callee against this private anonymous mapping, which nobody else
@@ -68,7 +72,7 @@ impl Block {
 }
 
 enum Held {
-    Own(Block, Option<Reservation>),
+    Own(Arc<Block>, Option<Reservation>),
     Range(Block, Backed),
     Borrowed(&'static [u8]),
 }
@@ -95,6 +99,34 @@ impl Backed {
     }
 }
 
+/// Memory of an allocation that somebody beside the device fills: a disk. It is there as long as this lives, also when
+/// the device is gone.
+#[derive(Clone)]
+pub struct SharedBytes {
+    block: Arc<Block>,
+    off: u64,
+    len: u64,
+}
+
+impl SharedBytes {
+    /// Bytes of it.
+    pub fn bytes(&self) -> u64 {
+        self.len
+    }
+    /// The address of bytes `at .. at + len`, `None` where they are not all inside. Whoever writes there sees to it that
+    /// nobody reads meanwhile.
+    pub fn address(&self, at: u64, len: u64) -> Option<*mut u8> {
+        let inside = at.checked_add(len).is_some_and(|end| end <= self.len);
+        inside.then(|| self.block.first_byte().wrapping_add((self.off + at) as usize))
+    }
+}
+
+impl std::fmt::Debug for SharedBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} shared bytes", self.len)
+    }
+}
+
 /// Allocations of a host backend, with its arena.
 pub struct HostMemory {
     allocs: Vec<Option<Held>>,
@@ -108,7 +140,7 @@ impl HostMemory {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn new(sizes: RegionSizes) -> Result<Self> {
-        let region = |b| Ok::<_, Error>(Some(Held::Own(Block::new(b, true)?, None)));
+        let region = |b| Ok::<_, Error>(Some(Held::Own(Arc::new(Block::new(b, true)?), None)));
         Ok(HostMemory { allocs: vec![region(sizes.step)?, region(sizes.carry)?], arena: Arena::new(sizes) })
     }
     fn insert(&mut self, h: Held) -> AllocId {
@@ -127,7 +159,7 @@ impl HostMemory {
     pub fn alloc(&mut self, r: Reservation) -> Result<Buf> {
         let bytes = r.bytes();
         let block = if r.class() == Class::Weights { Block::dense(bytes)? } else { Block::new(bytes, true)? };
-        Ok(Buf::whole(self.insert(Held::Own(block, Some(r))), bytes))
+        Ok(Buf::whole(self.insert(Held::Own(Arc::new(block), Some(r))), bytes))
     }
     /// Gives an allocation back.
     ///
@@ -200,9 +232,8 @@ impl HostMemory {
     fn locate(&self, b: &Buf) -> Result<(*mut u8, bool)> {
         let held = self.allocs.get(b.alloc.0 as usize).and_then(Option::as_ref).ok_or(Error::BadBuf)?;
         let (ptr, size, owned) = match held {
-            Held::Own(block, _) | Held::Range(block, _) => {
-                (block.map.as_mut_ptr().wrapping_add(block.first), block.size, true)
-            }
+            Held::Own(block, _) => (block.first_byte(), block.size, true),
+            Held::Range(block, _) => (block.first_byte(), block.size, true),
             Held::Borrowed(s) => (s.as_ptr().cast_mut(), s.len() as u64, false),
         };
         let inside = b.off.checked_add(b.len).is_some_and(|e| e <= size);
@@ -259,6 +290,18 @@ impl HostMemory {
         debug_assert!(v.ty == Act::I32 && v.fits());
         Ok(self.ptr_mut(&v.buf)?.cast())
     }
+    /// The memory of an allocation, kept from going back to the system as long as the result lives.
+    ///
+    /// # Errors
+    /// [`Error::BadBuf`] for anything but a part of a live allocation of [`alloc`](Self::alloc).
+    pub fn share(&self, b: &Buf) -> Result<SharedBytes> {
+        match self.allocs.get(b.alloc.0 as usize) {
+            Some(Some(Held::Own(block, Some(_)))) if b.off.checked_add(b.len).is_some_and(|e| e <= block.size) => {
+                Ok(SharedBytes { block: block.clone(), off: b.off, len: b.len })
+            }
+            _ => Err(Error::BadBuf),
+        }
+    }
     /// Workspace high-water mark in bytes.
     pub fn high_water(&self, r: Region) -> u64 {
         self.arena.high_water(r)
@@ -285,6 +328,22 @@ mod tests {
             m.bytes_mut(&b).unwrap().fill(1);
             assert_eq!(m.free(b).unwrap().bytes(), bytes);
         }
+    }
+
+    #[test]
+    fn shared_bytes_outlive_their_allocation() {
+        let l = Ledger::new(&[(Tier::Host, 1 << 20)]);
+        let mut m = HostMemory::new(RegionSizes::default()).unwrap();
+        let b = m.alloc(paid(&l, 8192)).unwrap();
+        m.bytes_mut(&b).unwrap().fill(9);
+        let shared = m.share(&b.slice(4096, 4096).unwrap()).unwrap();
+        drop(m.free(b).unwrap());
+        assert!(shared.address(4000, 97).is_none() && shared.address(u64::MAX, 2).is_none());
+        let last = shared.address(4095, 1).unwrap();
+        // SAFETY: the last byte of memory that `shared` keeps; nobody else has it.
+        assert_eq!(unsafe { last.read() }, 9);
+        let range = m.reserve_range(4096).unwrap();
+        assert!(m.share(&b).is_err() && m.share(&range).is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::arena::Arena;
 use crate::device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn, load_file_rows, outside_graph};
 use crate::error::{Error, Result};
-use crate::host::HostMemory;
+use crate::host::{HostMemory, SharedBytes};
 use crate::op::{Op, RowClass};
 use crate::view::{Buf, Mat};
 use memory::{RegionSizes, Reservation};
@@ -79,6 +79,9 @@ impl<K: Kernels> Device for HostDevice<K> {
     }
     fn host_mut(&mut self, b: Buf) -> Option<&mut [u8]> {
         self.mem.bytes_mut(&b).ok()
+    }
+    fn share(&mut self, b: Buf) -> Option<SharedBytes> {
+        self.mem.share(&b).ok()
     }
     fn write(&mut self, dst: Buf, src: &[u8]) -> Result<Fence> {
         outside_graph(self, "write")?;

@@ -32,6 +32,7 @@ pub use cpu::{Cpu, CpuOptions, Isa};
 pub use cuda::Cuda;
 pub use device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn};
 pub use error::{Error, Result};
+pub use host::SharedBytes;
 pub use meter::Meter;
 pub use op::{
     Acc, ActFn, GdnShape, Groups, KeyHeadRule, Op, Pairing, Part, Pick, RecView, Rope, Router, RouterScore, Routing,
@@ -39,4 +40,4 @@ pub use op::{
 };
 pub use profile::{Profile, Profiled};
 pub use reference::Reference;
-pub use view::{Act, AllocId, Buf, ExpertBias, ExpertMats, Glu, Layout, Mat, MatSet, View};
+pub use view::{Act, AllocId, BEGINS_ROW, Buf, ExpertBias, ExpertMats, Glu, Layout, Mat, MatSet, View};

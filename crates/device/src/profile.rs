@@ -6,6 +6,7 @@
 use crate::arena::Arena;
 use crate::device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn};
 use crate::error::Result;
+use crate::host::SharedBytes;
 use crate::op::{Acc, Op, Part, Pick, RowClass, mat_bytes};
 use crate::view::{Buf, ExpertMats, Layout, Mat};
 use checkpoint::Format;
@@ -123,6 +124,9 @@ impl<D: Device> Device for Profiled<D> {
     }
     fn borrow(&mut self, bytes: &'static [u8]) -> Option<Buf> {
         self.dev.borrow(bytes)
+    }
+    fn share(&mut self, b: Buf) -> Option<SharedBytes> {
+        self.dev.share(b)
     }
     fn host_mut(&mut self, b: Buf) -> Option<&mut [u8]> {
         self.dev.host_mut(b)

@@ -192,6 +192,19 @@ impl MatSet {
     }
 }
 
+impl Mat {
+    /// The same matrix with its planes so many bytes further on, `None` where that is behind their end.
+    pub fn moved(&self, by: [u64; checkpoint::PLANES]) -> Option<Mat> {
+        let mut m = *self;
+        for (plane, by) in m.planes.iter_mut().zip(by) {
+            if let Some(b) = plane {
+                *b = b.slice(by, b.len.checked_sub(by)?)?;
+            }
+        }
+        Some(m)
+    }
+}
+
 /// The gated linear units of feed-forward blocks, `act(gate) * up`.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub enum Glu {
@@ -230,8 +243,14 @@ pub struct ExpertMats {
     pub down: MatSet,
     /// `i32[E]`: slot of each expert, -1 where absent. `None`: slot = expert.
     pub slot_of: Option<Buf>,
+    /// `i32[E, 3, 4]`: bytes from the beginning of an expert's slot to each plane of its gate, up and down matrix, where
+    /// slots hold parts of a file as they were read and no two experts lie alike. `None`: 0. Host backends only.
+    pub begins: Option<Buf>,
     /// What is added to the products.
     pub bias: ExpertBias,
     /// The nonlinearity.
     pub glu: Glu,
 }
+
+/// Bytes of an expert's row in [`ExpertMats::begins`].
+pub const BEGINS_ROW: u64 = 3 * 4 * checkpoint::PLANES as u64;

@@ -223,6 +223,7 @@ fn mixture(
         up: half(inner as u32),
         down: rig.load_set(&down),
         slot_of: None,
+        begins: None,
         bias: ExpertBias::default(),
         glu: Glu::Swiglu,
     };

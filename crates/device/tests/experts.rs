@@ -92,6 +92,7 @@ impl Loaded {
             up: set(up, fused),
             down: set(down, down_step),
             slot_of: None,
+            begins: None,
             bias: device::ExpertBias::default(),
             glu: Glu::Swiglu,
         };
@@ -264,6 +265,45 @@ fn slots_are_looked_up_and_absent_experts_are_errors() {
     assert!(l.run(&mut rig, Pick::All, Part::Both).is_err());
     l.run(&mut rig, Pick::Experts((0..5).filter(|&e| e != absent as u32).collect()), Part::Both).unwrap();
     assert!(l.run(&mut rig, Pick::Experts(vec![9]), Part::Both).is_err(), "an expert that does not exist");
+}
+
+/// Slots as a disk fills them: gate, up and down of an expert together, at an offset of the expert's own.
+#[test]
+fn experts_that_begin_anywhere_in_their_slots_give_the_same_bits() {
+    let c = Case::new(&mut Rng(17), (Q4_1, Q4_1), 5, 3, 2);
+    let slots = [3, 0, 4, 1, 2];
+    let (gate_up, down) = (c.gate_up.bytes.len() / 5, c.down.bytes.len() / 5);
+    let slot_bytes = gate_up + down + 64;
+    let mut pool = vec![0xAAu8; 5 * slot_bytes];
+    let mut begins = Vec::new();
+    for (expert, slot) in slots.into_iter().enumerate() {
+        let down_at = 7 * expert;
+        let gate_at = down_at + down + expert;
+        let to = &mut pool[slot * slot_bytes..][..slot_bytes];
+        to[down_at..][..down].copy_from_slice(&c.down.bytes[expert * down..][..down]);
+        to[gate_at..][..gate_up].copy_from_slice(&c.gate_up.bytes[expert * gate_up..][..gate_up]);
+        begins.extend([gate_at, gate_at + gate_up / 2, down_at].into_iter().flat_map(|at| [at as i32, 0, 0, 0]));
+    }
+    for mut rig in [
+        Rig::cpu(Isa::best(), 2),
+        Rig::new(Box::new(device::Reference::new(RegionSizes { step: 1 << 20, carry: 0 }).unwrap())),
+    ] {
+        let want = whole(&mut rig, &c, RowClass::Few);
+        let mut l = Loaded::new(&mut rig, &c, RowClass::Few);
+        let ints: Vec<i32> = pool.chunks(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let bytes = rig.ints(&ints, ints.len()).buf;
+        for set in [&mut l.e.gate, &mut l.e.up, &mut l.e.down] {
+            (set.first.planes[0], set.step[0]) = (Some(bytes), slot_bytes as u64);
+        }
+        l.e.slot_of = Some(rig.ints(&slots.map(|s| s as i32), 5).buf);
+        l.e.begins = Some(rig.ints(&begins, begins.len()).buf);
+        l.run(&mut rig, Pick::All, Part::Both).unwrap();
+        assert_eq!(want, l.result(&mut rig));
+        begins[0] = i32::MAX;
+        l.e.begins = Some(rig.ints(&begins, begins.len()).buf);
+        assert!(l.run(&mut rig, Pick::Experts(vec![0]), Part::Both).is_err(), "behind the end");
+        begins[0] = down as i32;
+    }
 }
 
 #[test]

@@ -371,6 +371,7 @@ fn experts_of_every_format_are_the_right_ones() {
                 up: up.load(&mut rig, 2),
                 down: down.load(&mut rig, 3),
                 slot_of: None,
+                begins: None,
                 bias: Default::default(),
                 glu: Glu::Swiglu,
             };

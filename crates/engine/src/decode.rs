@@ -13,6 +13,9 @@ use text::constrain::Matcher;
 /// Asked once, with the ids so far, when the model wants to end: ids that the answer goes on with, or none.
 pub type AtEnd = Box<dyn FnOnce(&[u32]) -> Vec<u32> + Send>;
 
+/// Told every id as it is chosen: ids that the answer goes on with before the model chooses again, or none.
+pub type Steer = Box<dyn FnMut(u32) -> Vec<u32> + Send>;
+
 /// What is to be made.
 pub struct Decoding<'a> {
     /// Ids to append to the sequence before the first token.
@@ -29,6 +32,8 @@ pub struct Decoding<'a> {
     pub is_end: &'a dyn Fn(u32) -> bool,
     /// Has a say when the model wants to end.
     pub at_end: Option<AtEnd>,
+    /// Has a say after every id. Where the constraint does not allow what it says, nothing comes of it.
+    pub steer: Option<Steer>,
     /// Report the prompt's logprobs too. The prompt is then read in small pieces.
     pub prompt_logprobs: bool,
 }
@@ -183,6 +188,7 @@ impl Loop<'_, '_> {
         let read: Vec<u32> = self.job.history.iter().chain(self.job.prompt).copied().collect();
         let vocab = self.exec.family().spec().vocab;
         let mut sampler = Sampler::new(self.job.sampling.clone(), &read, vocab);
+        let mut forced: Vec<u32> = Vec::new();
         loop {
             let mask = match masks {
                 None => None,
@@ -191,6 +197,14 @@ impl Loop<'_, '_> {
                     mask => Some(mask.words),
                 },
             };
+            let now = std::mem::take(&mut forced);
+            if now.first().is_some_and(|id| mask.as_deref().is_none_or(|m| allows(m, *id))) {
+                match self.insert(&now, mask, masks, ids, steps)? {
+                    Ok(next) => logits = next,
+                    Err(finish) => return Ok(finish),
+                }
+                continue;
+            }
             let position = self.exec.len(self.seq)?;
             let choice = sampler.sample_within(&mut logits, position, mask.as_deref())?;
             if (self.job.is_end)(choice.id) {
@@ -204,6 +218,7 @@ impl Loop<'_, '_> {
             if let Some(m) = masks {
                 m.take(choice.id);
             }
+            forced = self.job.steer.as_mut().map(|f| f(choice.id)).unwrap_or_default();
             match self.append(choice, ids, steps)? {
                 Ok(next) => logits = next,
                 Err(finish) => return Ok(finish),
@@ -223,8 +238,7 @@ impl Loop<'_, '_> {
         let mut logits = Err(Finish::Stop);
         for (i, &id) in more.iter().enumerate() {
             if let Some(m) = masks {
-                let allowed = |w: &Vec<u32>| w.get(id as usize / 32).is_some_and(|w| w >> (id % 32) & 1 == 1);
-                if !mask.as_ref().is_some_and(allowed) {
+                if !mask.as_ref().is_some_and(|m| allows(m, id)) {
                     return Ok(Err(Finish::Stop));
                 }
                 m.take(id);
@@ -259,4 +273,9 @@ impl Loop<'_, '_> {
         *steps += 1;
         Ok(Ok(logits))
     }
+}
+
+/// Whether a mask has an id.
+pub(crate) fn allows(mask: &[u32], id: u32) -> bool {
+    mask.get(id as usize / 32).is_some_and(|w| w >> (id % 32) & 1 == 1)
 }

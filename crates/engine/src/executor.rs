@@ -10,13 +10,16 @@ use crate::draft::Behind;
 use crate::error::{Error, Result};
 use crate::machine::Watch;
 use crate::plan::{limits, pick_bytes, side_bytes, step_rows, streams};
+use crate::stream::{MakeReader, Streamed, stream_layers};
 use checkpoint::Checkpoint;
 use device::{Act, Device, GraphKey, Region, RowClass, Rows, View};
-use memory::{Class, Component, KvSpec, Ledger, Order, Plan, Reservation, Residency, Tier, TierUsage};
+use memory::{Class, Component, KvSpec, LayerPlan, Ledger, Order, Plan, Reservation, Tier, TierUsage};
 use model::{Carry, Cx, Drafter, Family};
 use state::{Recurrent, SeqId, Span, State};
 use std::sync::atomic::{AtomicBool, Ordering};
-use weights::{Bound, ExpertSource, Progress, Resident, RowReader, Tap, Tapped, Weights};
+use weights::{
+    Bound, CacheStats, ExpertSource, Listener, Progress, Resident, Role, RowReader, SharedStats, Tap, Tapped, Weights,
+};
 
 pub(crate) use segment::Through;
 pub use segment::{OnMark, Passed, Segment};
@@ -70,7 +73,11 @@ fn layers(
     let mut cx = Cx { dev, w: p.resident, st: p.state, tile: u32::MAX };
     p.family.embed(&mut cx, p.rows, x)?;
     for l in 0..p.family.spec().n_layers {
+        experts.enter(cx.dev, l)?;
         p.family.mix(&mut cx, l, p.rows, x)?;
+        if p.rows.class == RowClass::Few && experts.wants_hints(l + 1) {
+            foresee(&mut cx, p, l + 1, x, experts)?;
+        }
         p.family.ffn(&mut cx, l, p.rows, x, experts)?;
     }
     if let (Some(pick), Some(logits)) = (p.pick, logits) {
@@ -80,6 +87,17 @@ fn layers(
         Some(d) => Ok(cx.scope(|cx| crate::draft::follow(cx, d, p.rows, x, p.foretold, experts))?),
         None => Ok(()),
     }
+}
+
+/// Asks the router of layer `l` about a hidden state that is not its own yet, and tells the source what it says.
+fn foresee(cx: &mut Cx, p: &Pass, l: u32, x: &mut Carry, experts: &mut dyn ExpertSource) -> Result<()> {
+    let mut router = Listener::default();
+    match p.family.ffn(cx, l, p.rows, x, &mut router) {
+        Err(model::Error::Weights(weights::Error::OnlyListening)) | Ok(()) => {}
+        Err(e) => return Err(e.into()),
+    }
+    experts.hint(l, router.heard);
+    Ok(())
 }
 
 /// The reader of a family's side table, and where its rows go: one address for every step.
@@ -123,6 +141,15 @@ impl SideRows {
     }
 }
 
+/// Whether a parameter is read when a model is loaded.
+fn loads(plan: &Plan, b: &Bound) -> bool {
+    let (c, layers) = (b.component, plan.layers.as_ref());
+    let comes_later =
+        |l: &LayerPlan| matches!(c, Component::Layer(n) if b.role == Role::Matrix && l.layers.contains(&n));
+    let absent = plan.weights.iter().any(|w| w.component == c && !plan.is_loaded(w.residency));
+    !absent && !layers.is_some_and(comes_later)
+}
+
 /// Which rows of a prefill give logits.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
@@ -136,12 +163,15 @@ pub enum Wanted {
 pub struct Executor {
     family: Box<dyn Family>,
     weights: Weights,
-    /// Takes the place of the weights' own source of experts, in tests of arrival order.
+    /// Takes the place of the weights' own source of experts: where not all of them are in memory, and in tests of
+    /// arrival order.
     arrivals: Option<Box<dyn ExpertSource + Send>>,
     /// Sees what rows are routed to before experts are asked for.
     tap: Option<Box<dyn Tap>>,
     /// Whether the carry region's scope is open, for a segment.
     carrying: bool,
+    /// What the cache of experts did, where there is one.
+    cache: Option<SharedStats>,
     state: State,
     /// A second history, where the plan has one.
     beside: Option<State>,
@@ -175,8 +205,7 @@ impl Executor {
         let watch = Watch::begin(ledger.clone());
         let arena = plan.workspace.step + plan.workspace.carry;
         let workspace = ledger.reserve_planned(Tier::Host, Class::Workspace, "workspace", arena)?;
-        let absent = |r| matches!(r, Residency::Leased | Residency::RowRead);
-        let loaded = |c: Component| !plan.weights.iter().any(|w| w.component == c && absent(w.residency));
+        let loaded = |b: &Bound| loads(&plan, b);
         let weights = Weights::open(ck, bounds, loaded, &ledger, dev.as_mut(), on_progress)?;
         let all = |kv: &[KvSpec]| streams(family.as_ref(), kv, plan.draft);
         let mut history = |kv: &[KvSpec]| State::new(&all(kv), limits(&plan), &ledger, dev.as_mut());
@@ -185,13 +214,13 @@ impl Executor {
         let paid = ledger.reserve_planned(Tier::Host, Class::Workspace, "row choice", pick_bytes(&plan))?;
         let pick = View::dense(dev.alloc(paid)?, Act::I32, step_rows(&plan), 1);
         let side = SideRows::new(family.as_ref(), ck, bounds, &plan, &ledger, dev.as_mut())?;
-        let arrivals = None;
-        Ok(Executor {
+        let mut exec = Executor {
             family,
             weights,
-            arrivals,
+            arrivals: None,
             tap: None,
             carrying: false,
+            cache: None,
             state,
             beside,
             dev,
@@ -201,7 +230,43 @@ impl Executor {
             pick,
             side,
             _workspace: workspace,
-        })
+        };
+        exec.stream(ck, bounds, None)?;
+        Ok(exec)
+    }
+    /// Makes the cache that the plan says, if it says one. `make` takes the place of this machine's usual reader.
+    fn stream(&mut self, ck: &Checkpoint, bounds: &[Bound], make: Option<MakeReader>) -> Result<()> {
+        let resident = self.weights.experts().clone();
+        if let Some(slots) = &self.plan.slots {
+            let (_, top_k) = self.family.spec().experts.unwrap_or_default();
+            let of = Streamed { ck, bounds, slots, top_k, ledger: &self.ledger };
+            let cache = of.cache(resident.clone(), self.dev.as_mut(), make)?;
+            self.cache = Some(cache.stats());
+            self.arrivals = Some(Box::new(cache));
+        }
+        let Some(plan) = &self.plan.layers else { return Ok(()) };
+        let inner = self.arrivals.take().unwrap_or_else(|| Box::new(resident));
+        let (stream, mats) = stream_layers(ck, bounds, plan, &self.ledger, inner, self.dev.as_mut(), make)?;
+        self.weights.install(mats);
+        self.cache.get_or_insert(stream.stats());
+        self.arrivals = Some(Box::new(stream));
+        Ok(())
+    }
+    /// Begins with an empty cache of experts again, whose files are read by what `make` makes: how tests let reads fail.
+    ///
+    /// # Errors
+    /// Those of files, device and budget.
+    pub fn stream_with(&mut self, ck: &Checkpoint, bounds: &[Bound], make: MakeReader) -> Result<()> {
+        self.arrivals = None;
+        self.stream(ck, bounds, Some(make))
+    }
+    /// The figures of the cache of experts, for looking at them while a step runs.
+    pub fn cache_figures(&self) -> Option<SharedStats> {
+        self.cache.clone()
+    }
+    /// What the cache of experts did so far; `None` where all experts are in memory.
+    pub fn cache(&self) -> Option<CacheStats> {
+        self.cache.as_ref().map(SharedStats::get)
     }
     /// What it serves.
     pub fn family(&self) -> &dyn Family {

@@ -130,6 +130,7 @@ pub fn generate(
         constraint: None,
         is_end: &is_end,
         at_end: None,
+        steer: None,
         prompt_logprobs: false,
     };
     let mut out = Output::new(tokenizer, &req.stop);

@@ -33,6 +33,12 @@ pub fn peak_rss() -> Option<u64> {
     field_kib(&text, "VmHWM:").map(|k| k * 1024)
 }
 
+/// Bytes that this process made its disks read, page cache not counted; `None` where the system does not say.
+pub fn disk_read_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/io").ok()?;
+    text.lines().find_map(|l| l.strip_prefix("read_bytes:"))?.trim().parse().ok()
+}
+
 fn field_kib(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|l| l.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse().ok()

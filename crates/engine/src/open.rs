@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::plan::{Allowance, Ask, Backend, Subject, plan};
 use crate::sampler::Sampling;
-use checkpoint::{Checkpoint, Container, Meta, Source};
+use checkpoint::{Checkpoint, Container, FileId, Meta, Source};
 use device::{Cpu, CpuOptions, Device, Profile, Profiled, Reference};
 use memory::{Component, Plan};
 use model::Family;
@@ -98,7 +98,8 @@ impl Opened {
             .map(Bound::loaded_bytes)
             .sum();
         let beyond = Allowance::of(&self.ck, loaded, &on.caps);
-        Subject { family: self.family.as_ref(), bounds: &self.bounds, on, beyond }
+        let streams = (0..self.ck.files()).all(|i| self.ck.path(FileId(i)).is_some());
+        Subject { family: self.family.as_ref(), bounds: &self.bounds, on, beyond, streams }
     }
     /// Decides everything that is decided before a weight is read.
     ///

@@ -2,6 +2,7 @@
 //!
 //! - `ask`: what is asked of a plan, and why it may be refused.
 //! - `allowance`: H, foreseen.
+//! - `slots`: room for experts that do not all fit.
 //! - `forecast`: how long things will take on a measured machine.
 //! - `order`: how prompts go through the layers.
 
@@ -9,15 +10,17 @@ mod allowance;
 mod ask;
 mod forecast;
 mod order;
+mod slots;
 
 use crate::draft::Behind;
 use crate::error::Result;
 use crate::executor::{Pass, Through, pass};
 use checkpoint::DType;
 use device::{Act, Caps, Device, Meter, Region, RowClass, ScratchFn, View};
+use memory::WeightShare;
 use memory::pages::pages_for;
 use memory::{
-    Component, KvFormat, KvSpec, Ledger, Order, PAGE_POSITIONS, Plan, RegionSizes, Residency, Tier, WeightShare,
+    Component, KvFormat, KvSpec, Ledger, Order, PAGE_POSITIONS, Plan, RegionSizes, Residency, SlotPlan, Tier,
 };
 use model::{Family, Spec};
 use state::{Bytes, Decl, Limits, Span, State, Stream};
@@ -26,7 +29,8 @@ use weights::{Bound, Role, Weights};
 
 pub use allowance::Allowance;
 pub use ask::{Ask, Context, Parts, Refusal};
-pub use forecast::{Forecast, forecast};
+pub use forecast::{Forecast, Streamed, forecast};
+pub use slots::StreamAsk;
 
 /// Context taken when nobody says otherwise and it fits.
 pub const DEFAULT_CONTEXT: u32 = 65_536;
@@ -51,6 +55,8 @@ pub struct Subject<'a> {
     pub on: &'a Backend,
     /// What the process will hold besides.
     pub beyond: Allowance,
+    /// Whether experts can be read while it runs: not from bytes that are in memory anyway.
+    pub streams: bool,
 }
 
 /// Plans a model.
@@ -65,8 +71,8 @@ pub fn plan(of: Subject, ask: &Ask) -> Result<Plan> {
             let p = at_context(of, ask, asked)?;
             if p.fits() { Ok(p) } else { Err(refused(of, ask, &p)?.into()) }
         }
-        Context::Usual => most(of, ask, model.min(DEFAULT_CONTEXT)),
-        Context::Most => most(of, ask, model),
+        Context::Usual => most(of, ask, model.min(DEFAULT_CONTEXT), balanced),
+        Context::Most => most(of, ask, model, Plan::fits),
     }
 }
 
@@ -75,11 +81,20 @@ pub fn plan(of: Subject, ask: &Ask) -> Result<Plan> {
 /// # Errors
 /// Those of a dry run.
 pub fn max_context(of: Subject, ask: &Ask) -> Result<Option<u32>> {
-    Ok(search(of, ask, of.family.spec().context)?.map(|p| p.context))
+    Ok(search(of, ask, of.family.spec().context, Plan::fits)?.map(|p| p.context))
 }
 
-fn most(of: Subject, ask: &Ask, limit: u32) -> Result<Plan> {
-    match search(of, ask, limit)? {
+/// Whether a plan fits and history leaves most of the room to experts, where they compete for it: every position more
+/// makes every token slower.
+fn balanced(p: &Plan) -> bool {
+    let slots = p.slots.as_ref().map_or(u64::MAX, SlotPlan::bytes);
+    p.fits() && p.layers.is_none() && p.kv_bytes <= slots / 3
+}
+
+fn most(of: Subject, ask: &Ask, limit: u32, good: fn(&Plan) -> bool) -> Result<Plan> {
+    let best = search(of, ask, limit, good)?;
+    let best = if best.is_some() { best } else { search(of, ask, limit, Plan::fits)? };
+    match best {
         Some(p) => Ok(p),
         None => {
             let least = at_context(of, ask, limit.min(PAGE_POSITIONS))?;
@@ -88,19 +103,19 @@ fn most(of: Subject, ask: &Ask, limit: u32) -> Result<Plan> {
     }
 }
 
-/// The plan with the most pages a sequence that fits. Every page more takes more bytes, so halving the distance between
+/// The plan with the most pages a sequence that is good. Every page more takes more bytes, so halving the distance between
 /// what fits and what does not ends at the one edge there is.
-fn search(of: Subject, ask: &Ask, limit: u32) -> Result<Option<Plan>> {
+fn search(of: Subject, ask: &Ask, limit: u32, good: fn(&Plan) -> bool) -> Result<Option<Plan>> {
     let at = |pages: u32| at_context(of, ask, pages.saturating_mul(PAGE_POSITIONS).min(limit));
     let all = at(pages_for(limit))?;
-    if all.fits() {
+    if good(&all) {
         return Ok(Some(all));
     }
     let (mut best, mut fits, mut fails) = (None, 0, pages_for(limit));
     while fails - fits > 1 {
         let middle = fits + (fails - fits) / 2;
         let p = at(middle)?;
-        if p.fits() {
+        if good(&p) {
             (best, fits) = (Some(p), middle);
         } else {
             fails = middle;
@@ -111,7 +126,7 @@ fn search(of: Subject, ask: &Ask, limit: u32) -> Result<Option<Plan>> {
 
 /// Why a plan does not fit, and each single change that would make it.
 fn refused(of: Subject, ask: &Ask, p: &Plan) -> Result<Refusal> {
-    let other = |ask: Ask| -> Result<Option<u32>> { Ok(search(of, &ask, p.context)?.map(|p| p.context)) };
+    let other = |ask: Ask| -> Result<Option<u32>> { Ok(search(of, &ask, p.context, Plan::fits)?.map(|p| p.context)) };
     let smaller = if matches!(ask.context, Context::Exactly(_)) { other(ask.clone())? } else { None };
     let mut formats = Vec::new();
     for kv in narrower(p, of.family) {
@@ -156,6 +171,8 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
     predictor.for_each(|w| w.residency = Residency::Resident);
     let p = Plan {
         weights,
+        slots: None,
+        layers: None,
         kv: vec![ask.kv.unwrap_or_else(|| usual_kv(of.bounds)); layers],
         beside: ask.beside.map_or_else(Vec::new, |kv| vec![kv; layers]),
         context,
@@ -175,7 +192,30 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         guard: ask.guard,
     };
     let p = counted(of, ask, p)?;
-    if ask.segment.is_some() { by_layers(of, ask, p) } else { Ok(p) }
+    if ask.segment.is_some() {
+        return streamed(of, ask, by_layers(of, ask, p)?);
+    }
+    let stays = !of.streams || p.fits() && ask.stream.slots.is_none();
+    if stays {
+        return Ok(p);
+    }
+    // What is read from disk is read once for a segment, unless there is no room for segments.
+    let segments = streamed(of, ask, by_layers(of, ask, p.clone())?)?;
+    if segments.fits() { Ok(segments) } else { streamed(of, ask, p) }
+}
+
+/// The same plan with what does not fit left on disk.
+fn streamed(of: Subject, ask: &Ask, p: Plan) -> Result<Plan> {
+    if !of.streams || p.fits() && ask.stream.slots.is_none() {
+        return Ok(p);
+    }
+    let streamed = slots::stream(of, ask.stream, &p, |p| allowance(of, ask, p));
+    // Slots of very small experts, or of a few, may take more than all of them side by side.
+    let p = streamed.filter(|s| ask.stream.slots.is_some() || s.total_bytes() < p.total_bytes()).unwrap_or(p);
+    if p.fits() {
+        return Ok(p);
+    }
+    Ok(slots::stream_layers(of, &p, |p| allowance(of, ask, p)).unwrap_or(p))
 }
 
 /// The same plan with prompts layer by layer, in the longest segments that leave most of the room to experts; as it was
@@ -214,8 +254,12 @@ fn counted(of: Subject, ask: &Ask, mut p: Plan) -> Result<Plan> {
         let x = measure(of, &p, kv, ask.logit_rows)?;
         p.workspace = RegionSizes { step: p.workspace.step.max(x.step), carry: p.workspace.carry.max(x.carry) };
     }
-    p.allowance = of.beyond.bytes(&p, of.family.spec().vocab, ask.logit_rows);
+    p.allowance = allowance(of, ask, &p);
     Ok(p)
+}
+
+fn allowance(of: Subject, ask: &Ask, p: &Plan) -> u64 {
+    of.beyond.bytes(p, of.family.spec().vocab, ask.logit_rows)
 }
 
 fn kv_fits(decls: &[Decl]) -> Result<(), Refusal> {

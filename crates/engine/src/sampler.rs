@@ -4,7 +4,10 @@
 //! min-p on what the temperature made of them. Temperature 0 takes the largest logit. A draw is keyed by (seed,
 //! position), so the same request gives the same text whatever ran beside it.
 
+mod pick;
+
 use crate::error::{Error, Result};
+use pick::{Candidate, Weights, falling};
 use std::collections::HashMap;
 
 /// How to sample.
@@ -102,23 +105,42 @@ pub struct Choice {
     pub top: Vec<Logprob>,
 }
 
-/// One request's sampler: its parameters and what it has seen.
+/// One request's sampler: its parameters and what it has seen. It allocates with the first token and no more after it.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     how: Sampling,
-    prompt: Vec<bool>,
+    /// Ids of prompt and answer, each once, where a repetition penalty asks for them.
+    seen: Option<Seen>,
     generated: HashMap<u32, u32>,
+    candidates: Vec<Candidate>,
+    weights: Vec<f64>,
+}
+
+/// A set of ids.
+#[derive(Clone, Debug)]
+struct Seen {
+    is: Vec<bool>,
+    ids: Vec<u32>,
+}
+
+impl Seen {
+    fn add(&mut self, id: u32) {
+        if let Some(is @ false) = self.is.get_mut(id as usize) {
+            *is = true;
+            self.ids.push(id);
+        }
+    }
 }
 
 impl Sampler {
     /// A sampler for a prompt.
     pub fn new(how: Sampling, prompt: &[u32], vocab: u32) -> Self {
-        let mut seen = Vec::new();
-        if how.repetition_penalty != 1.0 {
-            seen = vec![false; vocab as usize];
-            prompt.iter().filter(|&&id| id < vocab).for_each(|&id| seen[id as usize] = true);
-        }
-        Sampler { how, prompt: seen, generated: HashMap::new() }
+        let seen = (how.repetition_penalty != 1.0).then(|| {
+            let mut seen = Seen { is: vec![false; vocab as usize], ids: Vec::new() };
+            prompt.iter().for_each(|&id| seen.add(id));
+            seen
+        });
+        Sampler { how, seen, generated: HashMap::new(), candidates: Vec::new(), weights: Vec::new() }
     }
 
     /// Chooses the token at `position` from its logits, which are altered, and remembers it.
@@ -135,26 +157,24 @@ impl Sampler {
     /// Also when the mask allows nothing that has a probability.
     pub fn sample_within(&mut self, logits: &mut [f32], position: u32, mask: Option<&[u32]>) -> Result<Choice> {
         self.penalise(logits);
-        let reported = self.how.logprobs.map(|n| Reported::of(logits, n));
-        let mut best = argmax(logits).ok_or(Error::BadLogits)?;
+        let mut best = pick::peak(logits).ok_or(Error::BadLogits)?;
+        let reported = self.how.logprobs.map(|n| Reported::of(logits, best.1, n, &mut self.candidates));
         if let Some(mask) = mask {
-            let allowed = |id: usize| mask.get(id / 32).is_some_and(|w| w >> (id % 32) & 1 == 1);
-            logits.iter_mut().enumerate().filter(|(id, _)| !allowed(*id)).for_each(|(_, x)| *x = f32::NEG_INFINITY);
-            best = argmax(logits).ok_or(Error::NothingAllowed)?;
+            forbid(logits, mask);
+            best = pick::peak(logits).ok_or(Error::NothingAllowed)?;
         }
-        let id = if self.how.temperature == 0.0 { best } else { self.draw(logits, position) };
+        let id = if self.how.temperature == 0.0 { best.0 } else { self.draw(logits, best, position) };
         *self.generated.entry(id).or_default() += 1;
+        self.seen.iter_mut().for_each(|s| s.add(id));
         let logprob = reported.as_ref().map(|r| logits[id as usize] - r.log_sum);
         Ok(Choice { id, logprob, top: reported.map(|r| r.top).unwrap_or_default() })
     }
 
     fn penalise(&self, logits: &mut [f32]) {
         let p = &self.how;
-        if p.repetition_penalty != 1.0 {
-            for (id, x) in logits.iter_mut().enumerate() {
-                if self.prompt.get(id) == Some(&true) || self.generated.contains_key(&(id as u32)) {
-                    *x = if *x > 0.0 { *x / p.repetition_penalty } else { *x * p.repetition_penalty };
-                }
+        for &id in self.seen.iter().flat_map(|s| &s.ids) {
+            if let Some(x) = logits.get_mut(id as usize) {
+                *x = if *x > 0.0 { *x / p.repetition_penalty } else { *x * p.repetition_penalty };
             }
         }
         if p.presence_penalty != 0.0 || p.frequency_penalty != 0.0 {
@@ -171,71 +191,122 @@ impl Sampler {
         }
     }
 
-    fn draw(&self, logits: &[f32], position: u32) -> u32 {
-        let kept = self.kept(logits);
-        let total: f64 = kept.iter().map(|(_, p)| p).sum();
-        let mut left = uniform(self.how.seed, position) * total;
-        for &(id, p) in &kept {
+    fn draw(&mut self, logits: &[f32], best: Candidate, position: u32) -> u32 {
+        if best.1 == f32::INFINITY {
+            return best.0;
+        }
+        let p = &self.how;
+        let (u, w) = (uniform(p.seed, position), Weights::new(best.1, p.temperature));
+        if p.top_k == 0 && p.top_p >= 1.0 && p.min_p == 0.0 {
+            return w.at(logits, u, &mut self.weights).unwrap_or(best.0);
+        }
+        self.keep(logits, w);
+        let mut left = u * self.weights.iter().sum::<f64>();
+        for (c, p) in self.candidates.iter().zip(&self.weights) {
             left -= p;
             if left < 0.0 {
-                return id;
+                return c.0;
             }
         }
-        kept.last().map_or(0, |k| k.0)
+        self.candidates.last().map_or(best.0, |c| c.0)
     }
 
-    /// Tokens that may be drawn with their weights relative to the likeliest, likeliest first (all of them unsorted when
-    /// nothing needs an order).
-    fn kept(&self, logits: &[f32]) -> Vec<(u32, f64)> {
-        let p = &self.how;
-        let mut all: Vec<(u32, f32)> =
-            logits.iter().enumerate().filter(|(_, x)| **x > f32::NEG_INFINITY).map(|(i, x)| (i as u32, *x)).collect();
-        let falling = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-        let k = p.top_k as usize;
-        if k > 0 && k < all.len() {
-            all.select_nth_unstable_by(k - 1, falling);
-            all.truncate(k);
+    /// Leaves in `candidates` the tokens that may be drawn, with their weights relative to the likeliest beside them.
+    fn keep(&mut self, logits: &[f32], w: Weights) {
+        let (p, all) = (&self.how, &mut self.candidates);
+        let mut wanted = None;
+        if p.top_k > 0 {
+            pick::largest(logits, p.top_k as usize, all);
+        } else {
+            wanted = (p.top_p < 1.0).then(|| w.sum(logits) * f64::from(p.top_p));
+            likely(logits, w, p.min_p, wanted, all);
         }
-        if k > 0 || p.top_p < 1.0 || p.min_p > 0.0 {
-            all.sort_unstable_by(falling);
-        }
-        let max = all.iter().map(|x| x.1).fold(f32::NEG_INFINITY, f32::max);
-        let t = p.temperature as f64;
-        let mut kept: Vec<(u32, f64)> = all.iter().map(|&(i, x)| (i, (((x - max) as f64) / t).exp())).collect();
         if p.top_p < 1.0 {
-            let wanted = kept.iter().map(|k| k.1).sum::<f64>() * p.top_p as f64;
+            let wanted = wanted.unwrap_or_else(|| all.iter().map(|c| w.of(c.1)).sum::<f64>() * f64::from(p.top_p));
             let mut sum = 0.0;
-            let n = kept.iter().position(|k| {
-                sum += k.1;
+            let n = all.iter().position(|c| {
+                sum += w.of(c.1);
                 sum >= wanted
             });
-            kept.truncate(n.map_or(kept.len(), |n| n + 1));
+            all.truncate(n.map_or(all.len(), |n| n + 1));
         }
         if p.min_p > 0.0 {
-            let n = kept.iter().position(|k| k.1 < p.min_p as f64);
-            kept.truncate(n.unwrap_or(kept.len()).max(1));
+            all.retain(|c| w.of(c.1) >= f64::from(p.min_p));
         }
-        kept
+        self.weights.clear();
+        self.weights.extend(all.iter().map(|c| w.of(c.1)));
+    }
+}
+
+/// Puts into `out` every token that top-p (`wanted`: the sum of weights to reach) and min-p may keep, in an order in which
+/// top-p may cut. Few models need more than the first try: what is much less likely than the likeliest is seldom part of the
+/// sum.
+fn likely(logits: &[f32], w: Weights, min_p: f32, wanted: Option<f64>, out: &mut Vec<Candidate>) {
+    // A little below the bound, so that rounding leaves nothing out.
+    let least = min_p * 0.99;
+    for cut in [1e-3f32, 1e-5, 0.0] {
+        out.clear();
+        let cut = cut.max(least);
+        pick::above(logits, if cut > 0.0 { w.cut(cut) } else { f32::NEG_INFINITY }, out);
+        let enough = |wanted| out.iter().map(|c| w.of(c.1)).sum::<f64>() >= wanted;
+        if cut == least || wanted.is_some_and(enough) {
+            break;
+        }
+    }
+    if let Some(wanted) = wanted {
+        reach(out, w, wanted);
+    }
+}
+
+/// Drops what is not needed to reach a sum of weights. What is needed beyond doubt comes first, in any order; the few
+/// candidates among which the sum is reached come behind it, likeliest first.
+fn reach(all: &mut Vec<Candidate>, w: Weights, wanted: f64) {
+    /// As many are sorted faster than parted.
+    const FEW: usize = 256;
+    let (mut sure, mut sum, mut end) = (0, 0.0, all.len());
+    while end - sure > FEW {
+        let half = (end - sure) / 2;
+        all[sure..end].select_nth_unstable_by(half, falling);
+        let first: f64 = all[sure..sure + half].iter().map(|c| w.of(c.1)).sum();
+        if sum + first >= wanted {
+            end = sure + half;
+        } else {
+            (sure, sum) = (sure + half, sum + first);
+        }
+    }
+    all.truncate(end);
+    all[sure..].sort_unstable_by(falling);
+}
+
+/// Takes away what a mask does not allow.
+fn forbid(logits: &mut [f32], mask: &[u32]) {
+    for (i, part) in logits.chunks_mut(32).enumerate() {
+        match mask.get(i).copied().unwrap_or(0) {
+            u32::MAX => {}
+            0 => part.fill(f32::NEG_INFINITY),
+            word => {
+                let shut = |(bit, x): (usize, &mut f32)| {
+                    if word >> bit & 1 == 0 {
+                        *x = f32::NEG_INFINITY;
+                    }
+                };
+                part.iter_mut().enumerate().for_each(shut);
+            }
+        }
     }
 }
 
 /// A token that somebody else chose, with its logprob and the `n` likeliest of the row it was chosen from.
 pub(crate) fn logprobs_of(row: &[f32], id: u32, n: u32) -> Choice {
-    let reported = Reported::of(row, n);
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let reported = Reported::of(row, max, n, &mut Vec::new());
     let logprob = row.get(id as usize).map(|x| x - reported.log_sum);
     Choice { id, logprob, top: reported.top }
 }
 
-/// The largest logit's index, the lowest of equals; NaN is never it.
+/// The largest logit's index, the lowest of equals; `None` if one is NaN or none is above negative infinity.
 pub fn argmax(logits: &[f32]) -> Option<u32> {
-    let mut best: Option<(u32, f32)> = None;
-    for (i, &x) in logits.iter().enumerate() {
-        if x > best.map_or(f32::NEG_INFINITY, |b| b.1) {
-            best = Some((i as u32, x));
-        }
-    }
-    let any_nan = logits.iter().any(|x| x.is_nan());
-    best.filter(|_| !any_nan).map(|b| b.0)
+    pick::peak(logits).map(|c| c.0)
 }
 
 struct Reported {
@@ -244,19 +315,11 @@ struct Reported {
 }
 
 impl Reported {
-    fn of(logits: &[f32], n: u32) -> Self {
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let log_sum = max + logits.iter().map(|x| ((x - max) as f64).exp()).sum::<f64>().ln() as f32;
-        let mut all: Vec<Logprob> =
-            logits.iter().enumerate().map(|(i, x)| Logprob { id: i as u32, logprob: x - log_sum }).collect();
-        let falling = |a: &Logprob, b: &Logprob| b.logprob.total_cmp(&a.logprob).then(a.id.cmp(&b.id));
-        let n = (n as usize).min(all.len());
-        if n > 0 && n < all.len() {
-            all.select_nth_unstable_by(n - 1, falling);
-        }
-        all.truncate(n);
-        all.sort_unstable_by(falling);
-        Reported { log_sum, top: all }
+    fn of(logits: &[f32], max: f32, n: u32, scratch: &mut Vec<Candidate>) -> Self {
+        let log_sum = max + Weights::new(max, 1.0).sum(logits).ln() as f32;
+        pick::largest(logits, n as usize, scratch);
+        let top = scratch.iter().map(|&(id, x)| Logprob { id, logprob: x - log_sum }).collect();
+        Reported { log_sum, top }
     }
 }
 
@@ -374,6 +437,68 @@ mod tests {
         assert!(bad(Sampling { min_p: 5.0, ..Sampling::default() }).contains("min_p"));
         assert!(bad(Sampling { repetition_penalty: 0.0, ..Sampling::default() }).contains("repetition_penalty"));
         assert!(bad(Sampling { logit_bias: vec![(10, 0.0)], ..Sampling::default() }).contains("logit_bias"));
+    }
+
+    /// What may be drawn, by sorting everything: ids with their shares.
+    fn plainly(how: &Sampling, logits: &[f32]) -> HashMap<u32, f64> {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let weight = |x: f32| (f64::from(x - max) / f64::from(how.temperature)).exp();
+        let mut all: Vec<Candidate> = logits.iter().enumerate().map(|(i, x)| (i as u32, *x)).collect();
+        all.sort_by(falling);
+        if how.top_k > 0 {
+            all.truncate(how.top_k as usize);
+        }
+        let wanted = all.iter().map(|c| weight(c.1)).sum::<f64>() * f64::from(how.top_p);
+        let mut sum = 0.0;
+        let n = all.iter().position(|c| {
+            sum += weight(c.1);
+            how.top_p < 1.0 && sum >= wanted
+        });
+        all.truncate(n.map_or(all.len(), |n| n + 1));
+        all.retain(|c| weight(c.1) >= f64::from(how.min_p));
+        let total: f64 = all.iter().map(|c| weight(c.1)).sum();
+        all.iter().map(|c| (c.0, weight(c.1) / total)).collect()
+    }
+
+    #[test]
+    fn what_is_kept_is_what_sorting_everything_keeps() {
+        // Flat ones, in which top-p keeps thousands, and steep ones, in which it keeps a few.
+        for (i, steep) in [0.01f32, 0.3, 1.0, 4.0].into_iter().enumerate() {
+            let logits: Vec<f32> = (0..6000u32)
+                .map(|n| ((n.wrapping_mul(2_654_435_761) >> 16) as f32 / 3e3).sin() * 5.0 * steep)
+                .collect();
+            for (top_k, top_p, min_p) in [
+                (0, 0.5, 0.0),
+                (0, 0.95, 0.0),
+                (0, 1.0, 0.02),
+                (0, 0.9, 0.3),
+                (50, 1.0, 0.0),
+                (50, 0.8, 0.1),
+                (0, 0.0, 0.0),
+            ] {
+                let how = Sampling { temperature: 0.8, top_k, top_p, min_p, ..Sampling::default() };
+                let mut s = Sampler::new(how.clone(), &[], 6000);
+                s.keep(&logits, Weights::new(pick::peak(&logits).unwrap().1, 0.8));
+                let (want, total) = (plainly(&how, &logits), s.weights.iter().sum::<f64>());
+                // Rounding may put the border of a sum of thousands one token off.
+                let off = s.candidates.len().abs_diff(want.len());
+                assert!(off <= usize::from(want.len() > 300), "{i} {how:?}: {off}");
+                for (c, w) in s.candidates.iter().zip(&s.weights) {
+                    let share = want.get(&c.0).copied().unwrap_or(if off > 0 { w / total } else { 0.0 });
+                    assert!((w / total - share).abs() < 1e-3 * share, "{i} {how:?}: {c:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn masks_shut_everything_they_do_not_name() {
+        let mut logits: Vec<f32> = (0..100).map(|i| i as f32).collect();
+        let mut s = Sampler::new(Sampling::greedy(), &[], 100);
+        let id = |s: &mut Sampler, l: &mut [f32], mask: &[u32]| s.sample_within(l, 0, Some(mask)).map(|c| c.id);
+        assert_eq!(id(&mut s, &mut logits.clone(), &[u32::MAX, u32::MAX, 0, 0]).unwrap(), 63);
+        assert_eq!(id(&mut s, &mut logits.clone(), &[1 << 7, 1 << 3 | 1]).unwrap(), 35);
+        assert!(id(&mut s, &mut logits, &[0, 0]).is_err());
     }
 
     proptest! {

@@ -76,6 +76,7 @@ fn job(prompt: Vec<u32>, sampling: Sampling, n: u32) -> Job {
         constraint: None,
         ends: Arc::new(|_| false),
         at_end: None,
+        steer: None,
         prompt_logprobs: false,
         from: (Role::Main, Owner(1)),
         marks: Vec::new(),

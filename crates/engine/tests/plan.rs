@@ -24,7 +24,8 @@ fn exactly(n: u32) -> Ask {
 /// For budgets between nothing and everything the context is the largest one: a page more would not fit.
 #[test]
 fn the_context_is_the_largest_that_fits_to_the_page() {
-    for name in ["llama-b", "qwen3_5_moe-b"] {
+    // A mixture of experts gives up experts before positions: see `streamed`.
+    for name in ["llama-b", "qwen3_5-b"] {
         let (_dir, o) = opened(name);
         let most = o.family.spec().context;
         let (all, least) = (planned(&o, &exactly(most)).unwrap(), planned(&o, &exactly(256.min(most))).unwrap());
@@ -42,7 +43,7 @@ fn the_context_is_the_largest_that_fits_to_the_page() {
                 assert!(more.total_bytes() > guard, "{name}: {} positions would fit too", more.context);
             }
         }
-        let none = planned(&o, &Ask { context: Context::Most, guard: low - 1, ..Ask::default() });
+        let none = planned(&o, &Ask { context: Context::Most, guard: low / 2, ..Ask::default() });
         assert!(matches!(none, Err(Error::Refused(Refusal::TooLarge { .. }))));
     }
 }

@@ -2,6 +2,7 @@
 
 use device::CpuOptions;
 use engine::open::On;
+use engine::plan::StreamAsk;
 use engine::{Ask, Error, Model, OpenOptions, SeqId, Wanted};
 use std::sync::atomic::AtomicBool;
 use testkit::Expected;
@@ -70,6 +71,41 @@ fn experts_may_arrive_in_any_order_and_by_halves() {
             assert!(whole(&mut layers.model, &ids, 130) == want, "{name}: arrivals of seed {seed}");
         }
     }
+}
+
+#[test]
+fn experts_from_disk_are_read_once_for_a_segment_and_change_no_bit() {
+    for name in ["qwen3_moe-b", "qwen3_5_moe-a", "gemma4_moe-a", "glm4_moe-a"] {
+        let mut chunks = rig(name, ask(None));
+        let ids = chunks.expected.ids[..400].to_vec();
+        let want = whole(&mut chunks.model, &ids, 130);
+        let stream = StreamAsk { slots: Some(1), ..StreamAsk::default() };
+        let mut layers = rig(name, Ask { stream, ..ask(Some(192)) });
+        assert!(whole(&mut layers.model, &ids, 130) == want, "{name}");
+
+        // A prompt of its own, from a cache that holds what decoding kept.
+        let exec = &mut layers.model.exec;
+        let (before, all) = (exec.cache().unwrap(), exec.plan().slots.as_ref().unwrap().experts());
+        let seq = exec.open().unwrap();
+        exec.prefill(seq, &ids[..380], Wanted::Last, &AtomicBool::new(false), &mut |_| {}).unwrap();
+        let read = exec.cache().unwrap().misses - before.misses;
+        assert!(read > 0 && read <= 2 * all, "{name}: {read} reads of {all} experts in two segments");
+        // What the last row asked for is here.
+        let before = exec.cache().unwrap();
+        exec.decode(&[(seq, ids[380])]).unwrap();
+        let after = exec.cache().unwrap();
+        assert!(after.hits > before.hits, "{name}: decoding begins cold");
+    }
+}
+
+#[test]
+fn a_plan_that_streams_goes_layer_by_layer_and_one_that_does_not_need_to_does_not() {
+    let resident = rig("qwen3_moe-b", Ask { chunk: 64, ..Ask::default() });
+    assert_eq!(resident.model.exec.plan().segment(), 0);
+    let stream = StreamAsk { slots: Some(1), ..StreamAsk::default() };
+    let streamed = rig("qwen3_moe-b", Ask { chunk: 64, stream, ..Ask::default() });
+    let plan = streamed.model.exec.plan();
+    assert!(plan.segment() > 64 && plan.segment() <= plan.context.next_multiple_of(64), "{}", plan.segment());
 }
 
 #[test]

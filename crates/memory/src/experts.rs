@@ -170,17 +170,24 @@ impl SlotState {
         }
     }
 
+    /// Keeps what is here, or on its way, of these experts from making room for others of the same visit.
+    pub fn hold(&mut self, layer: u32, ids: &[u32]) {
+        for &expert in ids {
+            if let Some(slot) = self.slot_of(ExpertId { layer, expert }) {
+                self.entries[slot.0 as usize].pinned = true;
+            }
+        }
+    }
+
     /// Finds slots for experts of the visit that was begun; also for those that had to wait.
     pub fn place(&mut self, layer: u32, ids: &[u32], kind: Visit) -> ExpertPlan {
         let mut plan = ExpertPlan::default();
         // What is here must not make room for what is not.
-        let found: Vec<Option<SlotId>> = ids.iter().map(|&expert| self.slot_of(ExpertId { layer, expert })).collect();
-        for slot in found.iter().flatten() {
-            self.entries[slot.0 as usize].pinned = true;
-        }
-        for (&expert, found) in ids.iter().zip(found) {
+        self.hold(layer, ids);
+        for &expert in ids {
             let id = ExpertId { layer, expert };
-            if let Some(slot) = found {
+            if let Some(slot) = self.slot_of(id) {
+                self.entries[slot.0 as usize].pinned = true;
                 let into = if self.is_ready(slot) { &mut plan.hits } else { &mut plan.coming };
                 into.push((expert, slot));
                 self.keep(slot, kind);
@@ -236,6 +243,12 @@ impl SlotState {
         }
         self.passing.push_front(s);
         self.entries[s.0 as usize] = Entry::default();
+    }
+    /// Lets a readable slot's expert go at once: the slot is empty, and the next to be used.
+    pub fn drop_now(&mut self, s: SlotId) {
+        if self.is_ready(s) {
+            self.failed(s);
+        }
     }
     /// The visit is done with a slot.
     pub fn release(&mut self, s: SlotId) {

@@ -19,5 +19,5 @@ pub use experts::{ExpertId, ExpertPlan, SlotState, plan_experts};
 pub use kv::{KvFormat, KvSpec};
 pub use ledger::{Advice, Class, Footprint, Ledger, OverBudget, Promise, Reservation, Tier, TierUsage};
 pub use pages::{PAGE_POSITIONS, PageId, PagePool, SlabId};
-pub use plan::{Component, Order, Plan, RegionSizes, Residency, WeightShare};
+pub use plan::{Component, LayerPlan, Order, Plan, RegionSizes, Residency, SlotPlan, SlotPool, WeightShare};
 pub use slots::{SlotId, Slots};

@@ -82,11 +82,76 @@ pub enum Order {
     },
 }
 
+/// Slots of one size for routed experts that are not all in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotPool {
+    /// Whose experts it holds.
+    pub layers: Vec<u32>,
+    /// Experts of all these layers together.
+    pub experts: u32,
+    /// Bytes of a slot.
+    pub slot_bytes: u64,
+    /// Bytes of one expert, the most of any.
+    pub record_bytes: u64,
+    /// Slots.
+    pub slots: u32,
+    /// Of these, slots that are never kept: what prompts and guesses pass through.
+    pub passing: u32,
+}
+
+/// Where routed experts are kept that are read from their file when they are needed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SlotPlan {
+    /// Slots by size.
+    pub pools: Vec<SlotPool>,
+    /// Bytes of tables beside them.
+    pub tables: u64,
+    /// Bytes that the process itself needs to know where every expert is.
+    pub heap: u64,
+    /// Whether files are read through the page cache.
+    pub page_cache: bool,
+    /// Whether the next layer's router is asked ahead of its time, and what it names read ahead.
+    pub lookahead: bool,
+    /// Whether what is read again is compared with what it was at first.
+    pub verify: bool,
+}
+
+impl SlotPlan {
+    /// Bytes that are reserved.
+    pub fn bytes(&self) -> u64 {
+        let pools = self.pools.iter().map(|p| p.slot_bytes.saturating_mul(p.slots.into()));
+        pools.fold(self.tables, u64::saturating_add)
+    }
+    /// Slots in all.
+    pub fn slots(&self) -> u64 {
+        self.pools.iter().map(|p| u64::from(p.slots)).sum()
+    }
+    /// Experts in all.
+    pub fn experts(&self) -> u64 {
+        self.pools.iter().map(|p| u64::from(p.experts)).sum()
+    }
+}
+
+/// Layers whose matrices are read while others are computed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LayerPlan {
+    /// Which, an even number of them.
+    pub layers: Vec<u32>,
+    /// Bytes of their matrices, which every step reads.
+    pub bytes: u64,
+    /// Bytes of each of the two buffers.
+    pub buffer_bytes: u64,
+}
+
 /// Everything that was decided for serving one model, immutable from then on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// W by component.
     pub weights: Vec<WeightShare>,
+    /// Where routed experts are kept; `None` where all of them are in memory.
+    pub slots: Option<SlotPlan>,
+    /// Layers that are read for every step; `None` where all are in memory.
+    pub layers: Option<LayerPlan>,
     /// Formats of history, one per layer.
     pub kv: Vec<KvSpec>,
     /// Formats of a second history that the same rows are read into, to compare with; empty where there is none.
@@ -125,10 +190,20 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Bytes of the components that are in memory all the time.
+    /// Bytes of what is in memory all the time: components, and slots.
     pub fn resident_bytes(&self) -> u64 {
-        let absent = |r| matches!(r, Residency::Leased | Residency::RowRead);
-        self.weights.iter().filter(|w| !absent(w.residency)).map(|w| w.bytes).sum()
+        let streamed = self.layers.as_ref().map_or((0, 0), |l| (l.bytes, 2 * l.buffer_bytes));
+        let here: u64 = self.weights.iter().filter(|w| self.is_loaded(w.residency)).map(|w| w.bytes).sum();
+        let here = here.saturating_sub(streamed.0).saturating_add(streamed.1);
+        self.slots.iter().map(SlotPlan::bytes).fold(here, u64::saturating_add)
+    }
+    /// Whether components kept like this are loaded from the start.
+    pub fn is_loaded(&self, r: Residency) -> bool {
+        match r {
+            Residency::Resident => true,
+            Residency::Cached => self.slots.is_none(),
+            Residency::Leased | Residency::RowRead => false,
+        }
     }
     /// Most rows of a segment, 0 where there are none.
     pub fn segment(&self) -> u32 {

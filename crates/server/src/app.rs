@@ -3,9 +3,11 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use crate::backend::Backend;
 use crate::fault::{Fault, Kind};
@@ -27,8 +29,12 @@ pub struct Config {
     pub origins: Vec<String>,
     /// Most bytes of a body.
     pub max_body: usize,
-    /// Longest silence on a connection that waits for an answer.
+    /// Longest silence of a stream.
     pub ping: Duration,
+    /// How long a response in one piece keeps its status open. Then the headers go, for clients give up on silence.
+    pub decide: Duration,
+    /// How long requests wait for a model that is being loaded.
+    pub load_wait: Duration,
     /// Longest silence of a client that sends a request.
     pub patience: Duration,
     /// How long requests may go on once the server is told to stop.
@@ -48,6 +54,8 @@ impl Default for Config {
             origins: Vec::new(),
             max_body: 32 << 20,
             ping: Duration::from_secs(8),
+            decide: Duration::from_secs(45),
+            load_wait: Duration::from_secs(120),
             patience: Duration::from_secs(20),
             drain: Duration::from_secs(30),
             max_connections: 1024,
@@ -71,6 +79,7 @@ pub struct Loading(Arc<LoadState>);
 #[derive(Default)]
 struct LoadState {
     ready: OnceLock<Ready>,
+    arrived: Notify,
     done: AtomicU64,
     total: AtomicU64,
 }
@@ -85,6 +94,7 @@ impl Loading {
     /// The model is there. Only the first one counts.
     pub fn ready(&self, ready: Ready) {
         let _ = self.0.ready.set(ready);
+        self.0.arrived.notify_waiters();
     }
 
     /// The model, if it is there.
@@ -134,6 +144,25 @@ impl App {
             return Err(Fault::new(Kind::Unavailable, "the server is stopping"));
         }
         self.loading.get().ok_or_else(|| Fault::new(Kind::Unavailable, "the model is being loaded; try again soon"))
+    }
+
+    /// The model, once it is there. Programs send their first request as soon as somebody listens.
+    ///
+    /// # Errors
+    /// When it takes longer than [`Config::load_wait`], and when the server stops.
+    pub async fn arrived(&self) -> Result<&Ready, Fault> {
+        const LOOK: Duration = Duration::from_millis(250);
+        let until = Instant::now() + self.config.load_wait;
+        loop {
+            let arrived = self.loading.0.arrived.notified();
+            let left = until.saturating_duration_since(Instant::now());
+            match self.ready() {
+                Err(_) if !self.stopping.load(Ordering::Relaxed) && !left.is_zero() => {}
+                decided => return decided,
+            }
+            // In between, the server may have begun to stop. Time passing is no failure.
+            let _ = timeout(left.min(LOOK), arrived).await;
+        }
     }
 
     /// `GET /health`: status code and body.

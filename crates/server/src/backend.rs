@@ -99,6 +99,9 @@ impl Default for Sampling {
 /// Asked once, with the ids so far, when the model wants to end: ids that the answer must go on with, or none.
 pub type AtEnd = Box<dyn FnOnce(&[u32]) -> Vec<u32> + Send>;
 
+/// Told every id as it is chosen: ids that the answer must go on with before another is chosen, or none.
+pub type Steer = Box<dyn FnMut(u32) -> Vec<u32> + Send>;
+
 /// One generation. The prompt is not empty and shorter than the context.
 pub struct Job {
     /// The prompt's ids.
@@ -117,6 +120,8 @@ pub struct Job {
     pub ignore_eos: bool,
     /// Has a say when the model wants to end.
     pub at_end: Option<AtEnd>,
+    /// Has a say after every id.
+    pub steer: Option<Steer>,
 }
 
 impl std::fmt::Debug for Job {

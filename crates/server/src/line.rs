@@ -204,6 +204,7 @@ mod tests {
             prompt_logprobs: false,
             ignore_eos: false,
             at_end: None,
+            steer: None,
         }
     }
 

@@ -28,6 +28,9 @@ use crate::request::GenerateRequest;
 /// How often a peer that closed its half of the connection is asked whether it still listens.
 const PROBE: Duration = Duration::from_millis(500);
 
+/// How long the error of a response that is broken off has to reach the socket.
+const TO_FLUSH: Duration = Duration::from_millis(50);
+
 /// What a dialect of the wire makes of answers.
 pub trait Render: Send + 'static {
     /// The stream begins.
@@ -84,24 +87,30 @@ async fn admit(app: &Arc<App>, request: GenerateRequest, conn: Conn) -> Result<R
     // Rendering, tokenising and compiling grammars take their time and must not hold up other connections.
     let prepared = tokio::task::spawn_blocking(move || -> Result<_, Fault> {
         let ready = shared.ready()?;
-        let p = ready.voice.prepare(&request)?;
         let context = ready.backend.facts().context;
-        if p.ids.len() >= context as usize {
-            return Err(Fault::too_long(p.ids.len(), context));
+        let mut wanted = Vec::new();
+        for prompt in std::iter::once(&request.prompt).chain(&request.further) {
+            let p = ready.voice.prepare_one(&request, prompt)?;
+            if p.ids.len() >= context as usize {
+                return Err(Fault::too_long(p.ids.len(), context));
+            }
+            for i in 0..n {
+                wanted.push((i, p.clone(), ready.voice.constraint(&request, &p)?));
+            }
         }
-        let matchers = (0..n).map(|_| ready.voice.constraint(&request, &p)).collect::<Result<Vec<_>, _>>()?;
-        Ok((request, p, matchers))
+        Ok((request, wanted))
     });
-    let (request, p, matchers) =
+    let (request, wanted) =
         prepared.await.map_err(|_| Fault::new(Kind::Internal, "the request's reader panicked"))??;
     let ready = app.ready()?;
     let sampling = request.sampling.over(&ready.backend.facts().sampling);
-    let (mut all, mut tickets) = (Vec::new(), Vec::new());
-    for (i, constraint) in matchers.into_iter().enumerate() {
+    let (mut all, mut tickets, mut prompt_tokens) = (Vec::new(), Vec::new(), 0);
+    for (i, p, constraint) in wanted {
+        prompt_tokens += if i == 0 { p.ids.len() as u32 } else { 0 };
         let output = Output::new(&ready.voice, &p, &request.stop, ids::random());
         all.push(Answer::new(output, request.logprobs.is_some()));
         let mut sampling = sampling.clone();
-        sampling.seed = sampling.seed.wrapping_add(i as u64);
+        sampling.seed = sampling.seed.wrapping_add(u64::from(i));
         let job = Job {
             prompt: Arc::clone(&p.ids),
             sampling,
@@ -111,12 +120,13 @@ async fn admit(app: &Arc<App>, request: GenerateRequest, conn: Conn) -> Result<R
             prompt_logprobs: request.prompt_logprobs,
             ignore_eos: request.ignore_eos,
             at_end: if request.ignore_eos { None } else { ready.voice.at_end(&p) },
+            steer: request.reasoning.budget.and_then(|n| ready.voice.bounded_reasoning(&p, n)),
         };
         tickets.push(Some(ready.backend.submit(job)?));
     }
     let answers = Answers {
         all,
-        prompt_tokens: p.ids.len() as u32,
+        prompt_tokens,
         begun: Instant::now(),
         first: None,
         prefill: Duration::ZERO,
@@ -294,34 +304,50 @@ impl Streaming {
     }
 }
 
+/// What is left of a response whose headers went before it.
+enum Rest {
+    Coming(Whole),
+    Broken(Fault),
+    Over,
+}
+
 /// The future that makes a whole response's body.
 type Whole = Pin<Box<dyn Future<Output = Result<Value, Box<(Fault, Value)>>> + Send>>;
 
 /// A response in one piece. Its headers wait for it, so that a failure has its status, but not for ever: clients give up
-/// on silence, so after a while the status is decided and white space, which JSON allows, keeps the connection alive.
+/// on silence, so after a while the status is decided and white space, which JSON allows, keeps the connection alive. A
+/// failure after that breaks the response off behind its error, so that nobody takes it for an answer.
 async fn whole(running: Running, render: Box<dyn Render>) -> Result<Response, Fault> {
-    let (conn, ping) = (running.conn.clone(), running.app.config.ping);
+    let (conn, ping, decide) = (running.conn.clone(), running.app.config.ping, running.app.config.decide);
     let mut work: Whole = Box::pin(complete(running, render));
     tokio::select! {
         biased;
         done = &mut work => return done.map(|v| json(StatusCode::OK, &v)).map_err(|e| e.0),
-        () = sleep_until(Deadline::now() + ping) => {}
+        () = sleep_until(Deadline::now() + decide) => {}
         () = conn.half_closes() => {}
     }
-    let body = Body::from_stream(stream::unfold(Some(work), move |work| {
+    let body = Body::from_stream(stream::unfold(Rest::Coming(work), move |rest| {
         let conn = conn.clone();
         async move {
-            let mut work = work?;
-            let pause = if conn.is_half_closed() { PROBE } else { ping };
-            let text = tokio::select! {
-                biased;
-                done = &mut work => {
-                    let value = done.unwrap_or_else(|e| e.1);
-                    return Some((Ok::<Bytes, std::convert::Infallible>(value.to_string().into()), None));
+            let mut work = match rest {
+                Rest::Coming(work) => work,
+                Rest::Broken(why) => {
+                    // What was written goes out before the connection is given up.
+                    tokio::time::sleep(TO_FLUSH).await;
+                    return Some((Err(why), Rest::Over));
                 }
-                () = sleep_until(Deadline::now() + pause) => Bytes::from_static(b"\n"),
+                Rest::Over => return None,
             };
-            Some((Ok(text), Some(work)))
+            let pause = if conn.is_half_closed() { PROBE } else { ping };
+            let bytes = |v: Value| Ok::<Bytes, Fault>(v.to_string().into());
+            Some(tokio::select! {
+                biased;
+                done = &mut work => match done {
+                    Ok(value) => (bytes(value), Rest::Over),
+                    Err(e) => (bytes(e.1), Rest::Broken(e.0)),
+                },
+                () = sleep_until(Deadline::now() + pause) => (Ok(Bytes::from_static(b"\n")), Rest::Coming(work)),
+            })
         }
     }));
     let mut response = Response::new(body);

@@ -9,6 +9,8 @@ use crate::json::Fields;
 
 /// Most answers to one request.
 pub const MAX_N: u32 = 4;
+/// Most prompts in one request.
+pub const MAX_PROMPTS: usize = 64;
 /// Most likeliest tokens that are reported.
 pub const MAX_LOGPROBS: i64 = 20;
 /// Most stop strings.
@@ -21,6 +23,8 @@ pub struct GenerateRequest {
     pub model: Option<String>,
     /// What to answer.
     pub prompt: Prompt,
+    /// Further prompts, each answered for itself, behind the answers to those before it.
+    pub further: Vec<Prompt>,
     /// Tools in the form of OpenAI's chat completions, for the template.
     pub tools: Vec<Value>,
     /// The same tools for parser and grammar.
@@ -116,6 +120,8 @@ pub struct Reasoning {
     pub enabled: Option<bool>,
     /// `low`, `medium`, `high` and what else a template knows.
     pub effort: Option<String>,
+    /// Most tokens of reasoning.
+    pub budget: Option<u32>,
 }
 
 /// Sampling as far as the client said something.
@@ -149,10 +155,11 @@ impl Wishes {
     pub fn read(f: &Fields<'_>) -> Result<Self, Fault> {
         let seed = match f.get("seed") {
             None => None,
-            Some(v) => match (v.as_u64(), v.as_i64()) {
-                (Some(s), _) => Some(s),
+            Some(v) => match (v.as_u64(), v.as_i64(), v.as_f64()) {
+                (Some(s), ..) => Some(s),
                 // Negative seeds are as good as any.
-                (None, Some(s)) => Some(s as u64),
+                (None, Some(s), _) => Some(s as u64),
+                (None, None, Some(x)) if x.fract() == 0.0 && x.abs() < 9e15 => Some(x as i64 as u64),
                 _ => return Err(f.wrong("seed", format_args!("must be a whole number of 64 bits, not {v}"))),
             },
         };

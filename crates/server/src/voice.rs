@@ -7,7 +7,7 @@ use text::constrain::{Choice, Constraint, Matcher, Reasoning, ToolChoice as Tool
 use text::dialect::{Dialect, OutputParser, ParserOptions, Region, Tool};
 use text::{ChatTemplate, History, Rendered, Tokenizer};
 
-use crate::backend::AtEnd;
+use crate::backend::{AtEnd, Steer};
 use crate::fault::Fault;
 use crate::request::{Format, GenerateRequest, Message, Prompt, ToolChoice};
 
@@ -68,10 +68,18 @@ impl Voice {
     /// # Errors
     /// A [`Fault`] that names the message or the field.
     pub fn prepare(&self, r: &GenerateRequest) -> Result<Prepared, Fault> {
+        self.prepare_one(r, &r.prompt)
+    }
+
+    /// The same for one of a request's prompts.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn prepare_one(&self, r: &GenerateRequest, prompt: &Prompt) -> Result<Prepared, Fault> {
         let offered = r.tool_choice != ToolChoice::None;
         let tools: Arc<[Tool]> = if offered { r.parsed_tools.clone().into() } else { Arc::new([]) };
         let plain = |ids: Vec<u32>| Prepared { ids: ids.into(), reading: Reading::Plain, tools: Arc::new([]) };
-        let prepared = match &r.prompt {
+        let prepared = match prompt {
             Prompt::Ids(ids) => plain(self.checked(ids)?),
             Prompt::Text(text) => plain(self.tokenizer.encode_prompt(&Rendered::markup(text.as_str()))?),
             Prompt::Messages(messages) => self.chat(r, messages, tools)?,
@@ -174,17 +182,18 @@ impl Voice {
         let choice = match &r.tool_choice {
             ToolChoice::None => return self.formatted(&r.format, reasoning),
             ToolChoice::Auto if p.tools.is_empty() => return self.formatted(&r.format, reasoning),
-            ToolChoice::Auto if r.format != Format::Text => {
-                let what =
-                    "cannot be combined with tools the model may choose freely; set tool_choice, or leave one out";
-                return Err(Fault::field("response_format", what));
-            }
-            ToolChoice::Auto if strict || r.single_call => Choice::Auto,
+            ToolChoice::Auto if strict || r.single_call || r.format != Format::Text => Choice::Auto,
             ToolChoice::Auto => return Ok(None),
             ToolChoice::Required => Choice::Required,
             ToolChoice::Named(name) => Choice::Named(name),
         };
-        let tools = Tools { dialect: &self.dialect, tools: &p.tools, choice, parallel: !r.single_call };
+        let answer = if choice == Choice::Auto { constraint_of(&r.format) } else { None };
+        if let Some((answer, field)) = &answer {
+            // Alone first, so that what is wrong with it is said of it.
+            answer.build(&self.tokenizer, &self.dialect, Reasoning::Off).map_err(|e| Fault::field(*field, e))?;
+        }
+        let answer = answer.as_ref().map(|a| &a.0);
+        let tools = Tools { dialect: &self.dialect, tools: &p.tools, choice, parallel: !r.single_call, answer };
         let built = Constraint::Tools(tools).build(&self.tokenizer, &self.dialect, reasoning);
         let matcher = built.map_err(|e| Fault::field("tools", e))?;
         for w in matcher.warnings() {
@@ -199,13 +208,7 @@ impl Voice {
     }
 
     fn formatted(&self, format: &Format, reasoning: Reasoning) -> Result<Option<Matcher>, Fault> {
-        let (constraint, field) = match format {
-            Format::Text => return Ok(None),
-            Format::JsonObject => (Constraint::JsonObject, "response_format"),
-            Format::JsonSchema(s) => (Constraint::JsonSchema(s), "response_format.json_schema.schema"),
-            Format::Regex(r) => (Constraint::Regex(r), "regex"),
-            Format::Grammar(g) => (Constraint::Lark(g), "grammar"),
-        };
+        let Some((constraint, field)) = constraint_of(format) else { return Ok(None) };
         let built = constraint.build(&self.tokenizer, &self.dialect, reasoning);
         Ok(Some(built.map_err(|e| Fault::field(field, e))?))
     }
@@ -233,11 +236,48 @@ impl Voice {
             if parser.region() != Region::Reasoning {
                 return Vec::new();
             }
-            let mut rest = Rendered::default();
-            rest.push_markup(end);
-            voice.tokenizer.encode_rest(&with_head(rest), 1).unwrap_or_default()
+            voice.closing(end)
         }))
     }
+
+    /// Closes the reasoning in front of an answer when it has had `most` ids.
+    pub fn bounded_reasoning(self: &Arc<Self>, p: &Prepared, most: u32) -> Option<Steer> {
+        let Reading::Dialect { inside_reasoning, begun } = &p.reading else { return None };
+        let end = self.dialect.reasoning_end()?;
+        let mut parser = Some(self.parser(*inside_reasoning, begun, &p.tools, 0));
+        let (voice, mut made) = (Arc::clone(self), 0);
+        Some(Box::new(move |id| {
+            let Some(reading) = &mut parser else { return Vec::new() };
+            reading.push(&voice.tokenizer, id, &mut |_| {});
+            if reading.region() != Region::Reasoning {
+                return Vec::new();
+            }
+            made += 1;
+            if made < most {
+                return Vec::new();
+            }
+            parser = None;
+            voice.closing(end)
+        }))
+    }
+
+    /// The ids that close reasoning.
+    fn closing(&self, end: &str) -> Vec<u32> {
+        let mut rest = Rendered::default();
+        rest.push_markup(end);
+        self.tokenizer.encode_rest(&with_head(rest), 1).unwrap_or_default()
+    }
+}
+
+/// What a format asks of an answer, and the field that says so.
+fn constraint_of(format: &Format) -> Option<(Constraint<'_>, &'static str)> {
+    Some(match format {
+        Format::Text => return None,
+        Format::JsonObject => (Constraint::JsonObject, "response_format"),
+        Format::JsonSchema(s) => (Constraint::JsonSchema(s), "response_format.json_schema.schema"),
+        Format::Regex(r) => (Constraint::Regex(r), "regex"),
+        Format::Grammar(g) => (Constraint::Lark(g), "grammar"),
+    })
 }
 
 /// A text that continues another: rules see that something stands before it.

@@ -92,6 +92,22 @@ pub struct On {
     /// [default: where experts are not all in memory, as many as the machine's profile says; else chunk by chunk]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(64..=1 << 20))]
     pub segment: Option<u32>,
+    /// Keep at most N routed experts of a kind in memory and read the others when they are needed, even if all would fit
+    /// [default: as many as fit]
+    #[arg(long, value_name = "N")]
+    pub slots: Option<u32>,
+    /// Read experts through the system's page cache, not past it
+    #[arg(long)]
+    pub page_cache: bool,
+    /// Ask the next layer's router ahead of its time, and read the experts that it names ahead
+    #[arg(long)]
+    pub lookahead: bool,
+    /// Compare every expert that is read again with what it was when it was read first
+    #[arg(long)]
+    pub verify_reads: bool,
+    /// Say what reading experts from disk did: hits, bytes a token reads, rate of the disk, share of the time spent waiting
+    #[arg(long)]
+    pub stats: bool,
 }
 
 /// Instruction sets by name.

@@ -7,7 +7,7 @@ use crate::resolve;
 use device::{CpuOptions, Isa};
 use engine::machine::{Budget, MachineProfile, Sight};
 use engine::open::{On, Opened};
-use engine::plan::DEFAULT_CONTEXT;
+use engine::plan::{DEFAULT_CONTEXT, StreamAsk};
 use engine::{Ask, Context, Model, OpenOptions};
 use memory::{Class, TierUsage};
 
@@ -34,6 +34,17 @@ pub fn place(opened: Opened, how: &OpenOptions, verbose: bool) -> anyhow::Result
     bar.clear();
     if let Some(less) = less(how.ask.context, model.exec.plan().context, model.exec.family().spec().context) {
         note(format_args!("note: {less}"));
+    }
+    if let Some(l) = &model.exec.plan().layers {
+        let (n, all) = (l.layers.len(), model.exec.family().spec().n_layers);
+        let each = bytes(l.bytes);
+        note(format_args!(
+            "note: {n} of {all} layers do not fit: every token, or piece of a prompt, reads {each} from disk"
+        ));
+    }
+    if let Some(s) = &model.exec.plan().slots {
+        let (slots, all) = (s.slots().min(s.experts()), s.experts());
+        note(format_args!("note: there is room for {slots} of {all} routed experts; the others are read from disk"));
     }
     if verbose {
         describe(&mut model);
@@ -69,7 +80,9 @@ fn ask(on: &args::On, logit_rows: u32) -> Ask {
     // A profile that cannot be read is for `snug plan` to complain about; here the usual segments do.
     let machine = MachineProfile::load().unwrap_or_default();
     let (parallel, kv, segment, guard) = (on.parallel, on.kv, on.segment, budget(on).bytes);
-    Ask { context, parallel, kv, logit_rows, guard, segment, machine, ..Ask::default() }
+    let stream =
+        StreamAsk { slots: on.slots, page_cache: on.page_cache, verify: on.verify_reads, lookahead: on.lookahead };
+    Ask { context, parallel, kv, logit_rows, guard, segment, machine, stream, ..Ask::default() }
 }
 
 fn backend(on: &args::On) -> anyhow::Result<On> {

@@ -13,6 +13,7 @@ mod places;
 mod progress;
 mod resolve;
 mod serve;
+mod streamed;
 
 use clap::Parser;
 use std::process::ExitCode;

@@ -21,9 +21,11 @@ pub struct Share {
     pub patience: f64,
     /// What is kept of what was read.
     pub keeping: Keeping,
+    /// Whether to say what reading weights from disk did, each time that nothing is left to do.
+    pub stats: bool,
 }
 
-/// Loads a model and puts it behind a queue.
+/// Loads a model and puts it behind a queue of that length.
 ///
 /// # Errors
 /// Whatever is wrong with the model, the plan or the machine.
@@ -52,7 +54,7 @@ pub fn engine_backend(
     };
     let plan = described(plan);
     let batch = Batch::new(exec, Sharing { places: queue, patience: share.patience, keeping: share.keeping });
-    let shared = Shared::new(facts, plan, batch, Arc::clone(&voice), queue)?;
+    let shared = Shared::new(facts, plan, batch, (Arc::clone(&voice), share.stats), queue)?;
     Ok(Ready { voice, backend: Arc::new(shared) })
 }
 
@@ -117,8 +119,9 @@ fn wanted(s: Sampling, logprobs: Option<u32>) -> engine::Sampling {
 
 fn described(p: &Plan) -> Value {
     let weight = |w: &memory::WeightShare| json!({"component": format!("{:?}", w.component), "residency": w.residency.name(), "bytes": w.bytes});
+    let slots = p.slots.as_ref().map(|s| json!({"slots": s.slots(), "experts": s.experts(), "bytes": s.bytes()}));
     json!({
-        "context": p.context, "parallel": p.parallel, "chunk": p.chunk, "guard_bytes": p.guard,
+        "slots": slots, "context": p.context, "parallel": p.parallel, "chunk": p.chunk, "guard_bytes": p.guard,
         "total_bytes": p.total_bytes(), "weight_bytes": p.resident_bytes(), "history_bytes": p.kv_bytes,
         "state_bytes": p.state_bytes, "workspace_bytes": p.workspace.step + p.workspace.carry + p.row_bytes,
         "weights": p.weights.iter().map(weight).collect::<Vec<_>>(),

@@ -18,13 +18,21 @@ const AGENTS: [(&str, &str); 5] = [
 
 /// A server that says what it serves, and reads prompts.
 fn server(context: u32) -> String {
+    loading_server(context, 0)
+}
+
+/// The same, which loads its model until it was asked `looks` times how far it is.
+fn loading_server(context: u32, looks: usize) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    std::thread::spawn(move || listener.incoming().flatten().for_each(|s| answer(s, context)));
+    std::thread::spawn(move || {
+        let mut left = looks;
+        listener.incoming().flatten().for_each(|s| answer(s, context, &mut left));
+    });
     url
 }
 
-fn answer(stream: TcpStream, context: u32) {
+fn answer(stream: TcpStream, context: u32, loading: &mut usize) {
     let mut lines = BufReader::new(stream.try_clone().unwrap());
     let (mut request, mut line, mut length, mut key) = (String::new(), String::new(), 0, String::new());
     lines.read_line(&mut request).unwrap();
@@ -41,6 +49,12 @@ fn answer(stream: TcpStream, context: u32) {
     lines.read_exact(&mut vec![0; length]).unwrap();
     let (status, body) = match request.split(' ').nth(1).unwrap() {
         _ if key == "wrong" => ("401 Unauthorized", "{}".into()),
+        "/health" if *loading > 0 => {
+            *loading -= 1;
+            ("503 Service Unavailable", r#"{"status":"loading","progress":0.25}"#.to_string())
+        }
+        "/health" => ("200 OK", "{}".into()),
+        _ if *loading > 0 => panic!("it was asked before it was ready"),
         "/v1/models" => ("200 OK", format!(r#"{{"data":[{{"id":"a-model","context_length":{context}}}]}}"#)),
         "/v1/completions" => ("200 OK", r#"{"usage":{"prompt_tokens":64}}"#.to_string()),
         path => panic!("{path} was asked"),
@@ -96,6 +110,15 @@ impl Home {
             assert_eq!(beside, 1, "{name}: nothing is put beside it");
         }
     }
+}
+
+#[test]
+fn an_agent_is_started_when_the_server_has_loaded_its_model() {
+    let (home, url) = (Home::new(), loading_server(100_000, 3));
+    let r = home.launch(&["claude", "--url", &url]);
+    assert_eq!(r.code, Some(7), "{r:?}");
+    assert_eq!(r.err.matches("is loading its model (25%)").count(), 1, "{}", r.err);
+    assert_eq!(home.started_with("claude").0["ANTHROPIC_BASE_URL"], url);
 }
 
 #[test]

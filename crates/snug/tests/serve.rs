@@ -2,66 +2,9 @@
 
 mod common;
 
-use common::{command, default_model};
+use common::default_model;
+use common::served::Served;
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, Command};
-
-struct Served {
-    child: Child,
-    address: String,
-}
-
-impl Served {
-    fn start(args: &[&str]) -> Self {
-        let mut child = command(&[&["serve", "--port", "0"], args].concat()).spawn().unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap());
-        let (mut address, mut line) = (None, String::new());
-        while !line.contains(" is ready") {
-            line.clear();
-            assert!(log.read_line(&mut line).unwrap() > 0, "it ended before it was ready");
-            if let Some(a) = line.trim().strip_prefix("listening on http://") {
-                address = Some(a.to_owned());
-            }
-        }
-        // The log must be read on, or the process would block on it.
-        std::thread::spawn(move || _ = log.read_to_end(&mut Vec::new()));
-        Self { child, address: address.unwrap() }
-    }
-
-    fn post(&self, path: &str, body: &Value) -> String {
-        let body = body.to_string();
-        let mut s = TcpStream::connect(&self.address).unwrap();
-        let head =
-            format!("POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
-        s.write_all(head.as_bytes()).unwrap();
-        s.write_all(body.as_bytes()).unwrap();
-        let mut all = String::new();
-        s.read_to_string(&mut all).unwrap();
-        all
-    }
-
-    fn json(&self, path: &str, body: &Value) -> Value {
-        let all = self.post(path, body);
-        let (head, body) = all.split_once("\r\n\r\n").unwrap();
-        assert!(head.starts_with("HTTP/1.1 200"), "{all}");
-        serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {all}"))
-    }
-
-    fn terminate(mut self) -> Option<i32> {
-        let sent = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
-        assert!(sent.success());
-        self.child.wait().unwrap().code()
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 fn hello(more: Value) -> Value {
     let mut body = json!({"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 12, "seed": 7});

@@ -3,19 +3,24 @@
 //! A family lists what it needs; matching that against a checkpoint gives [`Bound`]s, which name byte ranges and no
 //! longer anything of the container. [`Weights::open`] reads them: matrices byte for byte as they lie in the file,
 //! vectors as canonical f32. Routed experts are reached through an [`ExpertSource`], of which weights that are all
-//! resident are the trivial case.
+//! resident are the trivial case; those that do not fit are read into slots by [`CachedExperts`].
 
 mod bound;
+mod cached;
 mod error;
 mod experts;
+pub mod io;
+pub mod layers;
 mod load;
+pub mod record;
 mod rows;
 mod scripted;
 mod tap;
 
 pub use bound::{Bound, Canon, Data, Proj, Role, Side, WId};
+pub use cached::{CacheStats, CachedExperts, CachedOptions, MakePolicy, SharedStats};
 pub use error::{Error, Result};
-pub use experts::{ExpertSource, Group, ResidentExperts, Routed, Wave};
+pub use experts::{ExpertSource, Group, Listener, ResidentExperts, Routed, Wave};
 pub use load::{Progress, Resident, Weights};
 pub use rows::RowReader;
 pub use scripted::ScriptedArrivals;

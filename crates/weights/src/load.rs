@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::experts::{ExpertSource, LayerExperts, ResidentExperts};
 use checkpoint::{ByteRange, Checkpoint, PLANES};
 use device::{Buf, Device, Layout, Mat, MatSet, Meter};
-use memory::{Class, Component, Ledger, Reservation, Tier};
+use memory::{Class, Ledger, Reservation, Tier};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Reads every bound parameter whose component `wanted` says is wanted. Host memory is filled in place, bytes
+    /// Reads every bound parameter that `wanted` says is wanted. Host memory is filled in place, bytes
     /// that live in the program are used where they are.
     ///
     /// # Errors
@@ -77,12 +77,12 @@ impl Weights {
     pub fn open(
         ck: &Checkpoint,
         bounds: &[Bound],
-        wanted: impl Fn(Component) -> bool,
+        wanted: impl Fn(&Bound) -> bool,
         ledger: &Ledger,
         dev: &mut dyn Device,
         on_progress: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
-        let bounds: Vec<&Bound> = bounds.iter().filter(|b| wanted(b.component)).collect();
+        let bounds: Vec<&Bound> = bounds.iter().filter(|b| wanted(b)).collect();
         let total = bounds.iter().map(|b| b.loaded_bytes()).sum();
         let mut loader = Loader { ck, ledger, dev, whole: HashMap::new(), borrowed: Vec::new() };
         let mut progress = Progress { done: 0, total };
@@ -143,6 +143,10 @@ impl Weights {
         Ok(Weights { resident, experts: ResidentExperts { layers }, _borrowed: Vec::new() })
     }
 
+    /// Makes matrices known that somebody else brings to where they are.
+    pub fn install(&mut self, mats: impl IntoIterator<Item = (WId, Mat)>) {
+        self.resident.slots.extend(mats.into_iter().map(|(id, m)| (id, Slot::Mat(m))));
+    }
     /// The resident parameters.
     pub fn resident(&self) -> &Resident {
         &self.resident

@@ -31,6 +31,18 @@ impl<'a> Tapped<'a> {
 }
 
 impl ExpertSource for Tapped<'_> {
+    fn enter(&mut self, d: &mut dyn Device, layer: u32) -> Result<()> {
+        self.inner.enter(d, layer)
+    }
+    fn wants_hints(&self, layer: u32) -> bool {
+        self.inner.wants_hints(layer)
+    }
+    fn hint(&mut self, layer: u32, ids: Vec<u32>) {
+        self.inner.hint(layer, ids);
+    }
+    fn ahead(&mut self, d: &mut dyn Device, layer: u32) -> Result<()> {
+        self.inner.ahead(d, layer)
+    }
     fn begin(&mut self, d: &mut dyn Device, r: &Routed) -> Result<Wave> {
         self.tap.routed(d, r)?;
         self.inner.begin(d, r)

@@ -13,7 +13,8 @@ use super::share::share_out;
 use super::span::vector;
 use crate::error::{Error, Result};
 use crate::op::{Acc, Part, Pick, Routing};
-use crate::view::{Buf, ExpertMats, Glu, MatSet, View};
+use crate::view::{BEGINS_ROW, Buf, ExpertMats, Glu, MatSet, View};
+use checkpoint::PLANES;
 use std::ops::Range;
 
 /// The op's operands.
@@ -73,6 +74,20 @@ fn slot(cx: &Cx, e: &ExpertMats, expert: u32) -> Result<u32> {
     u32::try_from(slot).map_err(|_| Error::BadBuf)
 }
 
+/// Where the planes of an expert's gate, up and down matrix begin in its slot.
+fn begins(cx: &Cx, e: &ExpertMats, expert: u32) -> Result<[[u64; PLANES]; 3]> {
+    let mut all = [[0; PLANES]; 3];
+    let Some(table) = e.begins else { return Ok(all) };
+    let at = table.slice(expert as u64 * BEGINS_ROW, BEGINS_ROW).ok_or(Error::BadBuf)?;
+    let row = cx.mem.ptr(&at)?.cast::<i32>();
+    for (i, begin) in all.as_flattened_mut().iter_mut().enumerate() {
+        // SAFETY: a row has as many numbers; nobody writes the table while an op reads it.
+        let bytes = unsafe { row.add(i).read_unaligned() };
+        *begin = u64::try_from(bytes).map_err(|_| Error::BadBuf)?;
+    }
+    Ok(all)
+}
+
 /// The `n` numbers of an expert's bias.
 fn bias(cx: &Cx, b: Option<Buf>, expert: u32, n: usize) -> Result<Option<Ptr<f32>>> {
     let Some(b) = b else { return Ok(None) };
@@ -96,13 +111,23 @@ fn plan(cx: &Cx, g: &Group) -> Result<Plan> {
     // SAFETY: a row of a checked view that nobody writes meanwhile.
     let row = |r: usize| unsafe { ids.slice(r * stride, k) };
     let each = (0..n).flat_map(|r| row(r).iter().enumerate().map(move |(rank, &id)| (id, r * k + rank)));
-    let mut pairs: Vec<(u32, usize)> = each.filter_map(|(id, at)| Some((u32::try_from(id).ok()?, at))).collect();
+    let each = each.filter_map(|(id, at)| Some((u32::try_from(id).ok()?, at)));
+    // A group of one expert out of many must not pay for sorting all rows.
+    let mut pairs: Vec<(u32, usize)> = match g.pick {
+        Pick::All => each.collect(),
+        Pick::Experts(of) => each.filter(|(id, _)| of.contains(id)).collect(),
+    };
     pairs.sort_unstable();
-    let matrix = |set: &MatSet, slot: u32| Matrix::new(cx, "expert_group", &set.slot(slot).ok_or(Error::BadBuf)?);
+    let matrix = |set: &MatSet, slot: u32, begin| {
+        let m = set.slot(slot).and_then(|m| m.moved(begin)).ok_or(Error::BadBuf)?;
+        Matrix::new(cx, "expert_group", &m)
+    };
     let mut out = Plan { experts: Vec::new(), places: Vec::with_capacity(pairs.len()) };
     for expert in chosen(g.pick, &pairs) {
         let slot = slot(cx, g.e, expert)?;
-        let (gate, up, down) = (matrix(&g.e.gate, slot)?, matrix(&g.e.up, slot)?, matrix(&g.e.down, slot)?);
+        let at = begins(cx, g.e, expert)?;
+        let (gate, up) = (matrix(&g.e.gate, slot, at[0])?, matrix(&g.e.up, slot, at[1])?);
+        let down = matrix(&g.e.down, slot, at[2])?;
         let bias = |b: Option<Buf>, n: usize| bias(cx, b, expert, n);
         let (gate_bias, up_bias) = (bias(g.e.bias.gate, gate.n)?, bias(g.e.bias.up, up.n)?);
         let down_bias = bias(g.e.bias.down, down.n)?;

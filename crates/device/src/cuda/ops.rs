@@ -308,6 +308,9 @@ struct Group<'a> {
 }
 
 fn chosen(d: &Cuda, routed: &Routing, e: &ExpertMats, pick: &Pick) -> Result<args::Chosen> {
+    if e.begins.is_some() {
+        return Err(Error::NoKernel { op: "expert_group", fmt: "a file's own layout in slots".into() });
+    }
     let experts = scratch::expert_count(e);
     let mut bits = [0u32; 32];
     if let Pick::Experts(list) = pick {

@@ -5,7 +5,8 @@ use super::values::{floats, floats_at, ints, mat, put, put_ints};
 use crate::error::{Error, Result};
 use crate::host::HostMemory;
 use crate::op::{Acc, Groups, Part, Pick, Router, RouterScore, Routing};
-use crate::view::{Buf, ExpertMats, Mat, MatSet, View};
+use crate::view::{BEGINS_ROW, Buf, ExpertMats, Mat, MatSet, View};
+use checkpoint::PLANES;
 
 pub fn route(mem: &HostMemory, out: &Routing, logits: &View, router: &Router) -> Result<()> {
     let (k, experts) = (router.k as usize, logits.cols as usize);
@@ -62,8 +63,19 @@ fn slot(mem: &HostMemory, e: &ExpertMats, expert: u32) -> Result<Option<u32>> {
     Ok(u32::try_from(i32::from_le_bytes([b[0], b[1], b[2], b[3]])).ok())
 }
 
-fn product(mem: &HostMemory, set: &MatSet, slot: u32) -> Result<(Mat, Vec<Vec<f32>>)> {
-    let m = set.slot(slot).ok_or(Error::BadBuf)?;
+/// Where the planes of an expert's gate, up and down matrix begin in its slot.
+fn begins(mem: &HostMemory, e: &ExpertMats, expert: u32) -> Result<[[u64; PLANES]; 3]> {
+    let mut all = [[0; PLANES]; 3];
+    let Some(table) = e.begins else { return Ok(all) };
+    let row = mem.bytes(&table.slice(expert as u64 * BEGINS_ROW, BEGINS_ROW).ok_or(Error::BadBuf)?)?;
+    for (begin, b) in all.as_flattened_mut().iter_mut().zip(row.as_chunks::<4>().0) {
+        *begin = u64::try_from(i32::from_le_bytes(*b)).map_err(|_| Error::BadBuf)?;
+    }
+    Ok(all)
+}
+
+fn product(mem: &HostMemory, set: &MatSet, slot: u32, begin: [u64; PLANES]) -> Result<(Mat, Vec<Vec<f32>>)> {
+    let m = set.slot(slot).and_then(|m| m.moved(begin)).ok_or(Error::BadBuf)?;
     Ok((m, mat(mem, &m)?))
 }
 
@@ -96,8 +108,9 @@ pub fn expert_group(
     let mut y = floats(mem, to)?;
     for expert in chosen(&ids, pick) {
         let s = slot(mem, e, expert)?.ok_or(Error::BadBuf)?;
-        let (gate, up) = (product(mem, &e.gate, s)?.1, product(mem, &e.up, s)?.1);
-        let down = product(mem, &e.down, s)?.1;
+        let at = begins(mem, e, expert)?;
+        let (gate, up) = (product(mem, &e.gate, s, at[0])?.1, product(mem, &e.up, s, at[1])?.1);
+        let down = product(mem, &e.down, s, at[2])?.1;
         let bias = |b: Option<Buf>, n: usize| match b {
             Some(b) => floats_at(mem, &b, expert as u64 * n as u64, n as u64),
             None => Ok(vec![0.0; n]),

@@ -104,6 +104,8 @@ pub struct Batch {
     next: u64,
     /// Places that were told.
     told: BTreeMap<Id, u32>,
+    /// Rows that were computed.
+    tokens: u64,
 }
 
 impl Batch {
@@ -118,7 +120,8 @@ impl Batch {
             guarantee: GUARANTEE,
             places: how.places,
             bypass: BYPASS,
-            chunk: plan.chunk,
+            // A segment is read at once, so that what a layer reads from disk is read once for all of its rows.
+            chunk: if layered { plan.segment().max(plan.chunk) } else { plan.chunk },
             few: plan.few,
             layers: if layered { exec.family().spec().n_layers } else { 1 },
             drafts: plan.draft,
@@ -126,7 +129,7 @@ impl Batch {
         };
         let reuse = Reuse::new(how.keeping, exec.needs_snapshots());
         let (sessions, told) = (BTreeMap::new(), BTreeMap::new());
-        Batch { exec, schedule: Schedule::new(limits), sessions, reuse, segment: None, next: 0, told }
+        Batch { exec, schedule: Schedule::new(limits), sessions, reuse, segment: None, next: 0, told, tokens: 0 }
     }
 
     /// The executor.
@@ -138,6 +141,11 @@ impl Batch {
         (self.schedule.running(), self.schedule.waiting().count() as u32)
     }
 
+    /// Tokens that were read or made.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
     /// Takes a request.
     ///
     /// # Errors
@@ -145,7 +153,9 @@ impl Batch {
     /// [`Error::QueueFull`]; nothing was told then.
     pub fn submit(&mut self, mut job: Job, to: Box<dyn Sink>) -> Result<()> {
         job.check(&self.exec)?;
-        job.marks = on_grid(&job.marks, job.prompt.len() as u32);
+        // Every slice of a prompt reads all experts that are not in memory: such prompts are not cut.
+        let whole = self.exec.cache_figures().is_some();
+        job.marks = if whole { Vec::new() } else { on_grid(&job.marks, job.prompt.len() as u32) };
         let id = Id(self.next);
         let ask = Ask { prompt: job.prompt.len() as u32, most: job.max_tokens, drafts: job.drafts() };
         self.schedule.arrive(id, ask, &job.marks).map_err(|e| self.refused(e, &job))?;
@@ -289,7 +299,7 @@ impl Batch {
         let under_way = self.segment.as_ref().is_some_and(|(of, _)| *of == id);
         let logits = if s.job.prompt_logprobs {
             s.read_reporting(&mut self.exec, &ids)?
-        } else if under_way || layers < self.exec.family().spec().n_layers && self.layered() {
+        } else if under_way || self.in_parts(rows, layers) {
             match self.part(id, &ids, layers, wanted)? {
                 Some(logits) => logits,
                 None => return Ok(Outcome::Read { ended: false }),
@@ -298,14 +308,18 @@ impl Batch {
             self.exec.read(seq, &ids, wanted)?
         };
         let s = self.sessions.get_mut(&id).ok_or(Error::NoSession)?;
+        self.tokens += rows as u64;
         s.told_prefill(len + rows);
         self.reuse.passed(&mut self.exec, s, len + rows);
         let ended = if last { s.first(logits, len + rows)? } else { false };
         Ok(Outcome::Read { ended })
     }
 
-    fn layered(&self) -> bool {
-        matches!(self.exec.plan().order, Order::LayerOuter { .. })
+    /// Whether a slice goes layer by layer.
+    fn in_parts(&self, rows: u32, layers: u32) -> bool {
+        let plan = self.exec.plan();
+        let few_layers = layers < self.exec.family().spec().n_layers;
+        matches!(plan.order, Order::LayerOuter { .. }) && (few_layers || rows > plan.chunk)
     }
 
     /// Takes a slice some layers further; its logits when it was the last of them.
@@ -368,6 +382,7 @@ impl Batch {
             self.reuse.make_room(&mut self.exec, &s.job, ids.len() as u32)?;
         }
         let mut logits = self.exec.decode(&rows)?;
+        self.tokens += rows.len() as u64;
         let vocab = self.exec.family().spec().vocab as usize;
         for ((&id, (seq, _)), row) in ids.iter().zip(rows).zip(logits.chunks_exact_mut(vocab)) {
             let position = self.exec.len(seq)?;
@@ -413,6 +428,7 @@ impl Batch {
             }
             kept
         })?;
+        self.tokens += kept as u64;
         Ok(Outcome::Speculated { drafted: made.len() as u32, made: kept, ended: over? })
     }
 

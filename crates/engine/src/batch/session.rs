@@ -1,7 +1,7 @@
 //! One request, from its prompt to its last token.
 
 use super::{Ended, Sink, Told};
-use crate::decode::AtEnd;
+use crate::decode::{AtEnd, Steer, allows};
 use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::generate::Finish;
@@ -31,6 +31,8 @@ pub struct Job {
     pub ends: Ends,
     /// Has a say when the model wants to end.
     pub at_end: Option<AtEnd>,
+    /// Has a say after every id. Where the constraint does not allow what it says, nothing comes of it.
+    pub steer: Option<Steer>,
     /// Report the prompt's logprobs too. The prompt is then read in small pieces, all of it.
     pub prompt_logprobs: bool,
     /// What it is to its conversation, and which that is.
@@ -40,9 +42,9 @@ pub struct Job {
 }
 
 impl Job {
-    /// Whether tokens may be drafted ahead: a constraint's masks are made one after the other.
+    /// Whether tokens may be drafted ahead: masks and what others say of an answer are made token by token.
     pub(super) fn drafts(&self) -> bool {
-        self.constraint.is_none() && self.at_end.is_none()
+        self.constraint.is_none() && self.at_end.is_none() && self.steer.is_none()
     }
     /// Whether it can be done at all, room aside.
     pub(super) fn check(&self, exec: &Executor) -> Result<()> {
@@ -68,6 +70,8 @@ pub(super) struct Session {
     masks: Option<Masks>,
     /// Ids that somebody else chose, still to come.
     forced: VecDeque<u32>,
+    /// Whether the first of them is only a proposal.
+    steered: bool,
     /// What was made; the last of it was not fed yet.
     made: Vec<u32>,
     cached: u32,
@@ -81,7 +85,20 @@ impl Session {
         let sampler = Sampler::new(job.sampling.clone(), &job.prompt, vocab);
         let masks = job.constraint.take().map(Masks::new);
         let (forced, made, seq, first) = (VecDeque::new(), Vec::new(), None, None);
-        Session { job, seq, to, sampler, masks, forced, made, cached: 0, over: false, begun: Instant::now(), first }
+        Session {
+            job,
+            seq,
+            to,
+            sampler,
+            masks,
+            forced,
+            made,
+            cached: 0,
+            over: false,
+            steered: false,
+            begun: Instant::now(),
+            first,
+        }
     }
     pub fn tell(&self, what: Told) {
         self.to.tell(what);
@@ -153,11 +170,20 @@ impl Session {
             },
         };
         if let Some(id) = self.forced.pop_front() {
-            return self.insert(id, mask.as_deref());
+            if self.steered && mask.as_deref().is_some_and(|m| !allows(m, id)) {
+                self.forced.clear();
+            } else {
+                self.steered = false;
+                return self.insert(id, mask.as_deref());
+            }
         }
         let choice = self.sampler.sample_within(logits, position, mask.as_deref())?;
         if !(self.job.ends)(choice.id) {
-            return Ok(self.take(choice));
+            let id = choice.id;
+            let over = self.take(choice);
+            self.forced = self.job.steer.as_mut().map(|f| f(id)).unwrap_or_default().into();
+            self.steered = true;
+            return Ok(over);
         }
         self.forced = self.job.at_end.take().map(|f| f(&self.made)).unwrap_or_default().into();
         match self.forced.pop_front() {
@@ -168,8 +194,7 @@ impl Session {
 
     /// An id that somebody else chose; where the constraint does not allow it, it is the end.
     fn insert(&mut self, id: u32, mask: Option<&[u32]>) -> Result<bool> {
-        let allowed = |w: &[u32]| w.get(id as usize / 32).is_some_and(|w| w >> (id % 32) & 1 == 1);
-        if mask.is_some_and(|m| !allowed(m)) {
+        if mask.is_some_and(|m| !allows(m, id)) {
             return Ok(self.end(Finish::Stop));
         }
         Ok(self.take(Choice { id, logprob: None, top: Vec::new() }))

@@ -61,6 +61,7 @@ impl Through<'_> {
         experts: &mut dyn ExpertSource,
         on_part: &mut dyn FnMut(&mut dyn Device, u32) -> Result<()>,
     ) -> Result<()> {
+        experts.enter(dev, l)?;
         for part in parts {
             let rows = self.state.rows(self.append, part.clone())?;
             let mut here = x.rows(part.start, rows.n);
@@ -68,7 +69,14 @@ impl Through<'_> {
             on_part(dev, part.end)?;
         }
         let all = self.all()?;
-        self.within(dev, |cx| self.family.ffn(cx, l, &all, x, experts))
+        self.within(dev, |cx| self.family.ffn(cx, l, &all, x, experts))?;
+        let (experts_of, top_k) = self.family.spec().experts.unwrap_or_default();
+        // Short segments read only what they are routed to.
+        let most = u64::from(all.n) * u64::from(top_k) >= u64::from(experts_of) && experts_of > 0;
+        if most && l + 1 < self.family.spec().n_layers {
+            experts.ahead(dev, l + 1)?;
+        }
+        Ok(())
     }
     /// What a pass leaves for later drafts, and the logits of a part's rows.
     pub fn end(

@@ -53,7 +53,8 @@ impl Allowance {
         let rows = logit_rows.max(p.few) as u64 * histories;
         let logits = (LOGIT * rows + SAMPLER * p.parallel as u64).saturating_mul(vocab as u64);
         let tables = p.reserved_bytes() / TABLE_ENTRIES;
-        let parts = [self.program, self.threads, self.text, self.mapped, self.more, logits, tables];
+        let records = p.slots.as_ref().map_or(0, |s| s.heap);
+        let parts = [self.program, self.threads, self.text, self.mapped, self.more, logits, tables, records];
         // The total is whole pages, as every limit of the system is.
         let total = parts.into_iter().fold(p.reserved_bytes(), u64::saturating_add);
         total.checked_next_multiple_of(4096).unwrap_or(u64::MAX) - p.reserved_bytes()

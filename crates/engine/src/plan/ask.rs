@@ -1,5 +1,6 @@
 //! What is asked of a plan, and why it may be refused.
 
+use super::StreamAsk;
 use crate::machine::MachineProfile;
 use memory::{KvSpec, Plan};
 use std::fmt::Write as _;
@@ -42,6 +43,8 @@ pub struct Ask {
     pub segment: Option<u32>,
     /// What was measured of this machine.
     pub machine: Option<MachineProfile>,
+    /// How experts are streamed that do not fit.
+    pub stream: StreamAsk,
 }
 
 impl Default for Ask {
@@ -58,6 +61,7 @@ impl Default for Ask {
             draft: 0,
             segment: None,
             machine: None,
+            stream: StreamAsk::default(),
         }
     }
 }

@@ -5,7 +5,7 @@
 use super::{Subject, decode_read, history_bytes};
 use crate::machine::{LinearRate, MachineProfile};
 use checkpoint::{Block, DType};
-use memory::{Component, Plan, Residency};
+use memory::{Component, Plan};
 use weights::{Bound, Role};
 
 /// What to expect. `None` where the profile lacks what it follows from.
@@ -19,21 +19,71 @@ pub struct Forecast {
     pub decode_tps: Option<f64>,
     /// The same at its end.
     pub decode_full_tps: Option<f64>,
+    /// Where experts are read from their file: what a token reads of them.
+    pub streamed: Option<Streamed>,
+}
+
+/// What a decoded token reads from the disk, where its experts are chosen without any liking for those chosen before:
+/// real routers choose more kindly.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Streamed {
+    /// Share of the chosen experts that is in memory.
+    pub hit_rate: f64,
+    /// Bytes a token reads from the disk.
+    pub bytes: u64,
+    /// Bytes a second that the disk gives; `None` where it was not measured.
+    pub rate: Option<f64>,
+}
+
+impl Streamed {
+    fn of(p: &Plan, top_k: u32, rate: Option<f64>) -> Option<Self> {
+        let layers = p.layers.as_ref().map_or(0, |l| l.bytes);
+        if p.slots.is_none() && layers == 0 {
+            return None;
+        }
+        let (mut asked, mut missed, mut bytes) = (0.0, 0.0, layers as f64);
+        for pool in p.slots.iter().flat_map(|s| &s.pools) {
+            let chosen = pool.layers.len() as f64 * f64::from(top_k);
+            let kept = f64::from(pool.slots - pool.passing) / f64::from(pool.experts.max(1));
+            let missing = chosen * (1.0 - kept.min(1.0));
+            (asked, missed, bytes) = (asked + chosen, missed + missing, bytes + missing * pool.record_bytes as f64);
+        }
+        Some(Streamed { hit_rate: 1.0 - missed / f64::max(asked, 1.0), bytes: bytes as u64, rate })
+    }
+    /// Seconds of a token, reading alone.
+    fn seconds(&self) -> Option<f64> {
+        Some(self.bytes as f64 / self.rate?)
+    }
 }
 
 /// Forecasts a plan on a machine.
 pub fn forecast(of: Subject, plan: &Plan, machine: &MachineProfile) -> Forecast {
+    let disk = disk(machine);
+    let (_, top_k) = of.family.spec().experts.unwrap_or_default();
+    let streamed = Streamed::of(plan, top_k, disk);
     let decode = |len: u32| {
         let read = |b: &Bound| Some(decode_read(of.family, of.bounds, b) as f64 / gemv(machine, b.dtype)?);
         let weights = of.bounds.iter().map(read).sum::<Option<f64>>()?;
         let history = history_bytes(of.family, plan, len) as f64 / ram(machine, of.on.caps.threads)?;
-        positive(1.0 / (weights + history))
+        // What is read while nothing is computed and the other way round: the whole of both is the careful answer.
+        let disk = streamed.map_or(Some(0.0), |s| s.seconds())?;
+        positive(1.0 / (weights + history + disk))
     };
     Forecast {
-        load_s: disk(machine).and_then(|d| positive(loaded(plan) as f64 / d)),
-        prefill_tps: row_seconds(of, machine).and_then(|s| positive(1.0 / s)),
+        load_s: disk.and_then(|d| positive(loaded(plan) as f64 / d)),
+        prefill_tps: row_seconds(of, machine).and_then(|s| positive(1.0 / s.max(reading(plan, disk)))),
         decode_tps: decode(1),
         decode_full_tps: decode(plan.context),
+        streamed,
+    }
+}
+
+/// Seconds of reading for each row of a segment, which take place while it computes.
+fn reading(p: &Plan, disk: Option<f64>) -> f64 {
+    let streams = p.segment() > 0 && (p.slots.is_some() || p.layers.is_some());
+    match disk.filter(|_| streams) {
+        Some(disk) => super::order::read_bytes(p) as f64 / disk / f64::from(p.segment()),
+        None => 0.0,
     }
 }
 
@@ -47,7 +97,7 @@ fn positive(x: f64) -> Option<f64> {
 }
 
 fn loaded(p: &Plan) -> u64 {
-    p.weights.iter().filter(|w| !matches!(w.residency, Residency::Leased | Residency::RowRead)).map(|w| w.bytes).sum()
+    p.weights.iter().filter(|w| p.is_loaded(w.residency)).map(|w| w.bytes).sum()
 }
 
 /// Seconds for a prompt token: every matrix once but the embedding, which is looked up, and the head, which is for the

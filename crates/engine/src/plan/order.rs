@@ -3,7 +3,7 @@
 use super::Subject;
 use super::forecast::{disk, row_seconds};
 use crate::machine::MachineProfile;
-use memory::{Order, Plan, Residency};
+use memory::{Component, Order, Plan, Residency, WeightShare};
 
 /// Rows of a segment where nothing is known of the machine.
 const USUAL: u32 = 2048;
@@ -24,22 +24,27 @@ pub(super) fn layer_outer(rows: u32, chunk: u32, context: u32) -> Order {
     Order::LayerOuter { segment, tile: TILE.max(chunk).min(segment) }
 }
 
-/// Rows whose computing takes four times as long as reading all experts once, and a minute at most.
+/// Rows whose computing takes four times as long as reading once what is on disk, and a minute at most.
 pub(super) fn rows(of: Subject, p: &Plan, machine: Option<&MachineProfile>) -> u32 {
     let rates = machine.and_then(|m| Some((disk(m)?, row_seconds(of, m)?)));
     let Some((disk, row)) = rates else { return USUAL };
     // A cast of what is beyond u32 saturates.
-    ((TIMES_READING * expert_bytes(p) as f64 / disk).min(LONGEST) / row) as u32
+    ((TIMES_READING * read_bytes(p) as f64 / disk).min(LONGEST) / row) as u32
 }
 
-/// Bytes of workspace that a segment may take of the room for experts.
+/// Bytes of workspace that a segment may take of the room for what is on disk.
 pub(super) fn most_workspace(p: &Plan) -> u64 {
-    let core = p.total_bytes().saturating_sub(expert_bytes(p));
+    let core = p.total_bytes().saturating_sub(read_bytes(p));
     p.guard.saturating_sub(core) / WORKSPACE_PART
 }
 
-fn expert_bytes(p: &Plan) -> u64 {
-    p.weights.iter().filter(|w| w.residency == Residency::Cached).map(|w| w.bytes).sum()
+/// Bytes that may be left on disk: all experts, of a model without any its layers.
+pub(super) fn read_bytes(p: &Plan) -> u64 {
+    let of = |which: fn(&WeightShare) -> bool| p.weights.iter().filter(|w| which(w)).map(|w| w.bytes).sum();
+    match of(|w| w.residency == Residency::Cached) {
+        0 => of(|w| matches!(w.component, Component::Layer(_))),
+        experts => experts,
+    }
 }
 
 #[cfg(test)]

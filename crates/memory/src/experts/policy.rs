@@ -1,6 +1,6 @@
 //! Which kept expert makes room for another.
 
-use super::{ExpertId, PoolSize, Scope};
+use super::{DecayedLfu, ExpertId, PoolSize, Scope};
 use crate::SlotId;
 use std::collections::HashMap;
 
@@ -27,10 +27,14 @@ pub trait Policy: std::fmt::Debug + Send {
     fn victim(&mut self, id: ExpertId, candidates: &[Candidate], now: u64) -> Option<SlotId>;
 }
 
+/// Tokens after which a use counts half as much in the usual policy.
+pub const HALF_LIFE: u32 = 32;
+
 /// The usual policy of a pool of this size, for a model that chooses `top_k` experts: what replaying routing traces
-/// found best.
-pub fn usual(_size: &PoolSize, _top_k: u32) -> (Scope, Box<dyn Policy>) {
-    (Scope::Pool { floor: 0 }, Box::new(Lru::default()))
+/// found best, whatever the number of slots (docs/experiments.md, E70).
+pub fn usual(size: &PoolSize, _top_k: u32) -> (Scope, Box<dyn Policy>) {
+    let visits = u64::from(HALF_LIFE) * u64::from(size.layers.max(1));
+    (Scope::Pool { floor: 0 }, Box::new(DecayedLfu::new(visits)))
 }
 
 /// The least recently used one goes.

@@ -39,7 +39,7 @@ pub fn pool(trace: &Trace, slots: u32) -> PoolSize {
 }
 
 /// Half-lives that are tried, in tokens.
-pub const HALF_LIVES: [u64; 4] = [16, 64, 256, 1024];
+pub const HALF_LIVES: [u64; 4] = [16, 32, 64, 256];
 
 /// All policies, each over a pool of every layer's and with a share for each layer.
 pub fn contenders(trace: &Trace, size: &PoolSize) -> Vec<Contender> {

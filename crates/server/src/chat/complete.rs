@@ -14,7 +14,7 @@ use crate::ids;
 use crate::json::{self, Fields};
 use crate::output::{Finish, Piece};
 use crate::pump::Render;
-use crate::request::{GenerateRequest, MAX_N, Prompt, Wishes, stops};
+use crate::request::{GenerateRequest, MAX_N, MAX_PROMPTS, Prompt, Wishes, stops};
 use crate::voice::Voice;
 use crate::wire::Wire;
 
@@ -42,9 +42,11 @@ pub fn request(body: &[u8]) -> Result<(GenerateRequest, Echo), Fault> {
         Some(o) => o.bool("include_usage")?.unwrap_or(false),
         None => false,
     };
+    let mut prompts = prompts(&f)?.into_iter();
     let request = GenerateRequest {
         model: f.str("model")?.map(str::to_owned),
-        prompt: prompt(&f)?,
+        prompt: prompts.next().unwrap_or_default(),
+        further: prompts.collect(),
         sampling: Wishes::read(&f)?,
         stop: stops(&f, "stop")?,
         max_tokens: Some(f.tokens("max_tokens")?.unwrap_or(USUAL_TOKENS)),
@@ -59,21 +61,33 @@ pub fn request(body: &[u8]) -> Result<(GenerateRequest, Echo), Fault> {
     Ok((request, Echo { echo, options: Options { include_usage, logprobs: logprobs.is_some() } }))
 }
 
-fn prompt(f: &Fields<'_>) -> Result<Prompt, Fault> {
-    let id = |(i, v): (usize, &Value)| {
-        let id = v.as_u64().and_then(|n| u32::try_from(n).ok());
-        id.ok_or_else(|| f.wrong(&format!("prompt[{i}]"), format_args!("{v} is no token id")))
+/// `prompt`: text, ids, or an array of either.
+fn prompts(f: &Fields<'_>) -> Result<Vec<Prompt>, Fault> {
+    let ids = |path: &str, a: &[Value]| {
+        let id = |(i, v): (usize, &Value)| {
+            let id = v.as_u64().and_then(|n| u32::try_from(n).ok());
+            id.ok_or_else(|| f.wrong(&format!("{path}[{i}]"), format_args!("{v} is no token id")))
+        };
+        Ok(Prompt::Ids(a.iter().enumerate().map(id).collect::<Result<_, _>>()?))
+    };
+    let several = |a: &[Value]| {
+        let one = |(i, v): (usize, &Value)| match v {
+            Value::String(s) => Ok(Prompt::Text(s.clone())),
+            Value::Array(a) => ids(&format!("prompt[{i}]"), a),
+            other => Err(f.wrong(
+                &format!("prompt[{i}]"),
+                format_args!("must be a string or token ids, not {}", json::kind(other)),
+            )),
+        };
+        a.iter().enumerate().map(one).collect()
     };
     match f.get("prompt") {
-        Some(Value::String(s)) => Ok(Prompt::Text(s.clone())),
-        Some(Value::Array(a)) => match a.as_slice() {
-            [Value::String(s)] => Ok(Prompt::Text(s.clone())),
-            [Value::Array(ids)] => Ok(Prompt::Ids(ids.iter().enumerate().map(id).collect::<Result<_, _>>()?)),
-            [Value::String(_) | Value::Array(_), ..] => {
-                Err(f.wrong("prompt", "holds several prompts; send one a request"))
-            }
-            ids => Ok(Prompt::Ids(ids.iter().enumerate().map(id).collect::<Result<_, _>>()?)),
-        },
+        Some(Value::String(s)) => Ok(vec![Prompt::Text(s.clone())]),
+        Some(Value::Array(a)) if a.len() > MAX_PROMPTS && !a[0].is_number() => {
+            Err(f.wrong("prompt", format_args!("holds {} prompts; at most {MAX_PROMPTS} are allowed", a.len())))
+        }
+        Some(Value::Array(a)) if matches!(a.first(), Some(Value::String(_) | Value::Array(_))) => several(a),
+        Some(Value::Array(a)) => Ok(vec![ids("prompt", a)?]),
         Some(other) => Err(f.wrong("prompt", format_args!("must be a string or token ids, not {}", json::kind(other)))),
         None => Err(f.wrong("prompt", "is missing")),
     }
@@ -92,7 +106,9 @@ pub struct Completions {
     created: u64,
     model: String,
     voice: Arc<Voice>,
-    prompt: Prompt,
+    prompts: Vec<Prompt>,
+    /// Answers to each of them.
+    n: usize,
     how: Echo,
     /// Characters of each answer that were sent, for `text_offset`.
     sent: Vec<usize>,
@@ -101,16 +117,17 @@ pub struct Completions {
 impl Completions {
     /// For a request that named this model.
     pub fn new(model: String, voice: Arc<Voice>, request: &GenerateRequest, how: Echo) -> Self {
-        let (id, created, prompt) = (ids::id("cmpl-"), ids::now(), request.prompt.clone());
-        Self { id, created, model, voice, prompt, how, sent: vec![0; request.n.max(1) as usize] }
+        let prompts: Vec<Prompt> = std::iter::once(&request.prompt).chain(&request.further).cloned().collect();
+        let n = request.n.max(1) as usize;
+        let sent = vec![0; prompts.len() * n];
+        Self { id: ids::id("cmpl-"), created: ids::now(), model, voice, prompts, n, how, sent }
     }
 
-    fn echoed(&self) -> String {
-        match &self.prompt {
-            _ if !self.how.echo => String::new(),
-            Prompt::Text(t) => t.clone(),
-            Prompt::Ids(ids) => self.voice.tokenizer.decode(ids, false),
-            Prompt::Messages(_) => String::new(),
+    fn echoed(&self, choice: usize) -> String {
+        match self.prompts.get(choice / self.n) {
+            Some(Prompt::Text(t)) if self.how.echo => t.clone(),
+            Some(Prompt::Ids(ids)) if self.how.echo => self.voice.tokenizer.decode(ids, false),
+            _ => String::new(),
         }
     }
 
@@ -160,7 +177,7 @@ impl Render for Completions {
         let mut tokens = step.tokens.clone();
         // The prompt goes before the first piece.
         if self.how.echo && self.sent[choice] == 0 && (a.made <= 1 || step.ended) {
-            text.insert_str(0, &self.echoed());
+            text.insert_str(0, &self.echoed(choice));
             tokens.splice(0..0, a.prompt_tokens.iter().cloned());
         }
         let offset = self.sent[choice];
@@ -190,7 +207,7 @@ impl Render for Completions {
 
     fn whole(&mut self, answers: &Answers) -> Value {
         let choice = |(i, a): (usize, &Answer)| {
-            let text = self.echoed() + &a.text();
+            let text = self.echoed(i) + &a.text();
             self.choice(i, &text, &self.all_tokens(a), 0, a.finish.as_ref())
         };
         let mut whole = self.response(answers.all.iter().enumerate().map(choice).collect());

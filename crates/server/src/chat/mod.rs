@@ -31,8 +31,9 @@ pub async fn create(
 ) -> Result<Response, Fault> {
     let body = read_body(&app.config, &headers, body).await?;
     let (request, options) = parse::request(&body)?;
-    let model = request.model.clone().unwrap_or(app.ready()?.backend.facts().name.clone());
-    let voice = Arc::clone(&app.ready()?.voice);
+    let ready = app.arrived().await?;
+    let model = request.model.clone().unwrap_or_else(|| ready.backend.facts().name.clone());
+    let voice = Arc::clone(&ready.voice);
     let render = render::Chat::new(model, voice, options);
     pump::answer(&app, request, conn, render).await
 }
@@ -46,8 +47,9 @@ pub async fn complete(
 ) -> Result<Response, Fault> {
     let body = read_body(&app.config, &headers, body).await?;
     let (request, options) = complete::request(&body)?;
-    let model = request.model.clone().unwrap_or(app.ready()?.backend.facts().name.clone());
-    let voice = Arc::clone(&app.ready()?.voice);
+    let ready = app.arrived().await?;
+    let model = request.model.clone().unwrap_or_else(|| ready.backend.facts().name.clone());
+    let voice = Arc::clone(&ready.voice);
     let render = complete::Completions::new(model, voice, &request, options);
     pump::answer(&app, request, conn, render).await
 }

@@ -25,6 +25,11 @@ pub struct Options {
 pub fn request(body: &[u8]) -> Result<(GenerateRequest, Options), Fault> {
     let map = json::object(body)?;
     let f = Fields::of(&map);
+    for old in ["functions", "function_call"] {
+        if f.get(old).is_some() {
+            return Err(f.wrong(old, "is the older form; send tools and tool_choice"));
+        }
+    }
     let tools = tools(&f)?;
     let logprobs = f.bool("logprobs")?.unwrap_or(false);
     let top = f.int("top_logprobs", 0, MAX_LOGPROBS)?;
@@ -37,6 +42,7 @@ pub fn request(body: &[u8]) -> Result<(GenerateRequest, Options), Fault> {
     let request = GenerateRequest {
         model: f.str("model")?.map(str::to_owned),
         prompt: Prompt::Messages(messages(&f, "messages")?),
+        further: Vec::new(),
         tool_choice: tool_choice(&f, &parsed_tools)?,
         single_call: f.bool("parallel_tool_calls")? == Some(false),
         sampling: Wishes::read(&f)?,
@@ -198,7 +204,7 @@ pub fn format(f: &Fields<'_>, name: &str) -> Result<Format, Fault> {
     }
 }
 
-/// `reasoning_effort`, `reasoning: {effort, enabled}`, `enable_thinking`.
+/// `reasoning_effort`, `reasoning: {effort, enabled, max_tokens}`, `enable_thinking`, `thinking_budget`.
 ///
 /// # Errors
 /// Names the field.
@@ -213,15 +219,20 @@ pub fn reasoning(f: &Fields<'_>) -> Result<Reasoning, Fault> {
         Some(o) => o.bool("enabled")?,
         None => None,
     };
+    let nested_budget = match &nested {
+        Some(o) => o.tokens("max_tokens")?,
+        None => None,
+    };
     let enabled = f.bool("enable_thinking")?.or(switch);
-    Ok(with_effort(enabled, effort))
+    let budget = f.tokens("thinking_budget")?.or(nested_budget);
+    Ok(Reasoning { budget, ..with_effort(enabled, effort) })
 }
 
 /// An effort of none switches reasoning off.
 pub fn with_effort(enabled: Option<bool>, effort: Option<&str>) -> Reasoning {
     match effort {
-        Some("none") => Reasoning { enabled: Some(false), effort: None },
-        Some(e) => Reasoning { enabled: enabled.or(Some(true)), effort: Some(e.into()) },
-        None => Reasoning { enabled, effort: None },
+        Some("none") => Reasoning { enabled: Some(false), ..Reasoning::default() },
+        Some(e) => Reasoning { enabled: enabled.or(Some(true)), effort: Some(e.into()), budget: None },
+        None => Reasoning { enabled, ..Reasoning::default() },
     }
 }

@@ -39,7 +39,8 @@ pub fn router(app: &Arc<App>) -> Router {
         .route("/", get(info::root))
         .fallback(|request: Request| async move {
             let path = request.uri().path();
-            Wire::of(path).response(&Fault::new(Kind::NotFound, format!("there is nothing at {path}")))
+            let meant = meant(path).map(|p| format!("; perhaps {p} is meant")).unwrap_or_default();
+            Wire::of(path).response(&Fault::new(Kind::NotFound, format!("there is nothing at {path}{meant}")))
         })
         .method_not_allowed_fallback(|request: Request| async move {
             let (method, path) = (request.method(), request.uri().path());
@@ -56,6 +57,17 @@ pub fn router(app: &Arc<App>) -> Router {
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([HeaderName::from_static("x-request-id")]);
     routes.layer(cors).layer(from_fn_with_state(Arc::clone(app), around))
+}
+
+/// The path that a client with one `/v1` too many or too few in its address wants.
+fn meant(path: &str) -> Option<String> {
+    const PATHS: [&str; 6] =
+        ["/chat/completions", "/completions", "/responses", "/messages", "/messages/count_tokens", "/models"];
+    let mut rest = path.trim_end_matches('/');
+    while let Some(r) = rest.strip_prefix("/v1") {
+        rest = r;
+    }
+    PATHS.contains(&rest).then(|| format!("/v1{rest}"))
 }
 
 /// Names the request, lets it in or not, and notes what became of it. No content is logged.

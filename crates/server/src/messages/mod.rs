@@ -31,7 +31,8 @@ pub async fn create(
     let answer = async {
         let body = read_body(&app.config, &headers, body).await?;
         let request = parse::request(&body, &app.config, true)?;
-        let model = request.model.clone().unwrap_or(app.ready()?.backend.facts().name.clone());
+        let ready = app.arrived().await?;
+        let model = request.model.clone().unwrap_or_else(|| ready.backend.facts().name.clone());
         pump::answer(&app, request, conn, render::Messages::new(model)).await
     };
     answer.await.unwrap_or_else(|f: Fault| Wire::Anthropic.response(&f))
@@ -42,6 +43,7 @@ pub async fn count(State(app): State<Arc<App>>, headers: HeaderMap, body: Body) 
     let answer = async {
         let body = read_body(&app.config, &headers, body).await?;
         let request = parse::request(&body, &app.config, false)?;
+        app.arrived().await?;
         let n = blocking(&app, move |ready| Ok(ready.voice.prepare(&request)?.ids.len())).await?;
         Ok(pump::json(StatusCode::OK, &json!({"input_tokens": n})))
     };

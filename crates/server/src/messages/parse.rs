@@ -33,6 +33,7 @@ pub fn request(body: &[u8], config: &Config, answering: bool) -> Result<Generate
     Ok(GenerateRequest {
         model: f.str("model")?.map(str::to_owned),
         prompt: Prompt::Messages(messages(&f, config.strip_volatile)?),
+        further: Vec::new(),
         tool_choice: chosen(&f, tool_choice(choice.as_ref())?, &parsed_tools)?,
         single_call,
         sampling: Wishes::read(&f)?,
@@ -93,11 +94,11 @@ fn format(f: &Fields<'_>) -> Result<Format, Fault> {
 }
 
 fn reasoning(f: &Fields<'_>) -> Result<Reasoning, Fault> {
-    let enabled = match f.object("thinking")? {
-        None => None,
+    let (enabled, budget) = match f.object("thinking")? {
+        None => (None, None),
         Some(t) => match t.str("type")? {
-            Some("enabled" | "adaptive") => Some(true),
-            Some("disabled") => Some(false),
+            Some("enabled" | "adaptive") => (Some(true), t.tokens("budget_tokens")?),
+            Some("disabled") => (Some(false), None),
             other => return Err(t.wrong("type", format_args!("is {other:?}; known are enabled, adaptive, disabled"))),
         },
     };
@@ -107,7 +108,7 @@ fn reasoning(f: &Fields<'_>) -> Result<Reasoning, Fault> {
     };
     // Here an effort says how, not whether.
     let r = with_effort(enabled, effort);
-    Ok(Reasoning { enabled: if effort == Some("none") { r.enabled } else { enabled }, ..r })
+    Ok(Reasoning { enabled: if effort == Some("none") { r.enabled } else { enabled }, budget, ..r })
 }
 
 fn messages(f: &Fields<'_>, strip: bool) -> Result<Vec<Message>, Fault> {

@@ -93,7 +93,7 @@ fn stop(finish: Option<&Finish>) -> (Value, Value) {
 fn usage(a: &Answers) -> Value {
     let cached = a.cached();
     json!({
-        "input_tokens": a.prompt_tokens - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached,
+        "input_tokens": a.prompt_tokens.saturating_sub(cached), "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached,
         "output_tokens": a.made(),
     })
 }

@@ -31,8 +31,9 @@ pub async fn create(
 ) -> Result<Response, Fault> {
     let body = read_body(&app.config, &headers, body).await?;
     let (request, about) = parse::request(&body, &app.store)?;
-    let model = request.model.clone().unwrap_or(app.ready()?.backend.facts().name.clone());
-    let voice = Arc::clone(&app.ready()?.voice);
+    let ready = app.arrived().await?;
+    let model = request.model.clone().unwrap_or_else(|| ready.backend.facts().name.clone());
+    let voice = Arc::clone(&ready.voice);
     let render = render::Responses::new(model, voice, Arc::clone(&app), &request, about);
     pump::answer(&app, request, conn, render).await
 }

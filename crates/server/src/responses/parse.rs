@@ -73,6 +73,7 @@ pub fn request(body: &[u8], store: &Store) -> Result<(GenerateRequest, About), F
     let request = GenerateRequest {
         model: f.str("model")?.map(str::to_owned),
         prompt: Prompt::Messages(all),
+        further: Vec::new(),
         tool_choice: choice(&f, &parsed_tools, &tools)?,
         single_call: f.bool("parallel_tool_calls")? == Some(false),
         sampling: Wishes::read(&f)?,

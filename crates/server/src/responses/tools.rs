@@ -75,21 +75,30 @@ impl Tools {
     }
 }
 
-/// A free-form tool as a function of one string. Its grammar, if it has one, is told in words: a string inside JSON cannot
-/// be held to it.
+/// A free-form tool as a function of one string. A regular expression holds that string; a grammar is only told in words,
+/// since most dialects write the string in JSON, with escapes that no grammar of the text knows.
 fn free_form(f: &Fields<'_>) -> Result<Value, Fault> {
     let mut description = f.str("description")?.unwrap_or_default().to_owned();
+    let (mut input, mut strict) = (json!({"type": "string"}), false);
     if let Some(format) = f.object("format")?
         && let Some(definition) = format.str("definition")?
     {
         let syntax = format.str("syntax")?.unwrap_or("grammar");
         description.push_str(&format!("\n\nThe input must follow this {syntax} grammar:\n{definition}"));
+        if syntax == "regex" {
+            input["pattern"] = format!("^(?:{definition})$").into();
+            strict = true;
+        }
     }
     let mut inner = Map::new();
     inner.insert("name".into(), f.get("name").cloned().unwrap_or(Value::Null));
     inner.insert("description".into(), description.into());
-    inner.insert("parameters".into(), json!({
-        "type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT], "additionalProperties": false,
-    }));
+    inner.insert(
+        "parameters".into(),
+        json!({
+            "type": "object", "properties": {INPUT: input}, "required": [INPUT], "additionalProperties": false,
+        }),
+    );
+    inner.insert("strict".into(), strict.into());
     tool(&Fields::of(&inner), "parameters").map_err(|e| f.wrong("name", e.message))
 }

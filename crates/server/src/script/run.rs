@@ -64,7 +64,7 @@ impl Run for Runner {
         let room = self.script.context as usize - job.prompt.len().min(self.script.context as usize);
         let mut said = Saying { ids: Vec::new(), max: job.max_tokens.unwrap_or(u32::MAX) as usize, room, to };
         let mut matcher = job.constraint.take();
-        let (logprobs, mut at_end) = (job.logprobs, job.at_end.take());
+        let (logprobs, mut at_end, mut steer) = (job.logprobs, job.at_end.take(), job.steer.take());
         let mut over = said.limit();
         for step in self.steps(&job.prompt) {
             if over.is_some() || to.is_cancelled() {
@@ -90,6 +90,10 @@ impl Run for Runner {
                     }
                     pause(self.script.token_ms, to);
                     over = said.say(*id, logprobs);
+                    let more = steer.as_mut().map(|f| f(*id)).unwrap_or_default();
+                    if over.is_none() {
+                        over = insert(&mut said, &mut matcher, more, logprobs)?;
+                    }
                 }
             }
         }
@@ -111,17 +115,8 @@ impl Runner {
         logprobs: Option<u32>,
     ) -> Result<Option<Reason>, Failure> {
         let more = at_end.take().map(|f| f(&said.ids)).unwrap_or_default();
-        let any = !more.is_empty();
-        for id in more {
-            if let Some(m) = matcher {
-                m.accept(id).map_err(internal)?;
-            }
-            if let Some(over) = said.say(id, logprobs) {
-                return Ok(Some(over));
-            }
-        }
-        if any {
-            return Ok(None);
+        if !more.is_empty() {
+            return insert(said, matcher, more, logprobs);
         }
         let Some(m) = matcher else { return Ok(Some(Reason::End)) };
         while !m.is_complete() && !said.to.is_cancelled() {
@@ -143,6 +138,24 @@ impl Runner {
         let way = WAYS_OUT.iter().find_map(|w| all().find(|id| bytes(*id) == w.as_bytes()));
         Ok(way.or_else(|| all().find(|id| !bytes(*id).is_empty())))
     }
+}
+
+/// Says what the request wants said.
+fn insert(
+    said: &mut Saying<'_>,
+    matcher: &mut Option<Matcher>,
+    more: Vec<u32>,
+    logprobs: Option<u32>,
+) -> Result<Option<Reason>, Failure> {
+    for id in more {
+        if let Some(m) = matcher {
+            m.accept(id).map_err(internal)?;
+        }
+        if let Some(over) = said.say(id, logprobs) {
+            return Ok(Some(over));
+        }
+    }
+    Ok(None)
 }
 
 struct Saying<'a> {

@@ -87,6 +87,14 @@ fn what_there_is_to_see() {
     ] {
         assert!(metrics.text().contains(line), "{}", metrics.text());
     }
+    for (path, right) in [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/models/", "/v1/models"),
+    ] {
+        let r = rig.post(path, &json!({}));
+        assert!(r.status == 404 && r.message().contains(&format!("perhaps {right} is meant")), "{}", r.text());
+    }
     assert_eq!(rig.get("/nothing").json()["error"]["code"], "not_found");
     assert_eq!(rig.get("/v1/messages/nothing").json()["type"], "error");
     assert_eq!(rig.get("/v1/chat/completions").status, 405);
@@ -97,13 +105,35 @@ fn what_there_is_to_see() {
 
 #[test]
 fn while_the_model_is_loaded_the_server_says_how_far_it_is() {
-    let rig = Rig::new(Setup { ready: false, ..Setup::default() });
+    let mut setup = Setup { ready: false, ..Setup::default() };
+    setup.config.load_wait = Duration::from_millis(50);
+    let rig = Rig::new(setup);
     rig.loading.progress(25, 100);
     let r = rig.get("/health");
     assert_eq!((r.status, &r.json()["status"], &r.json()["progress"]), (503, &json!("loading"), &json!(0.25)));
     for r in [rig.chat(json!({})), rig.messages(json!({})), rig.responses(json!({})), rig.get("/v1/models")] {
         assert_eq!((r.status, r.header("retry-after")), (503, Some("2")), "{}", r.text());
     }
+}
+
+#[test]
+fn requests_wait_for_a_model_that_is_being_loaded() {
+    let rig = Rig::new(Setup { ready: false, ..Setup::default() });
+    std::thread::scope(|s| {
+        let all = [
+            s.spawn(|| rig.chat(json!({}))),
+            s.spawn(|| rig.messages(json!({}))),
+            s.spawn(|| rig.responses(json!({}))),
+            s.spawn(|| rig.post("/v1/completions", &json!({"prompt": "x"}))),
+            s.spawn(|| rig.post("/v1/messages/count_tokens", &json!({"messages": [user("hi")]}))),
+        ];
+        std::thread::sleep(Duration::from_millis(150));
+        assert!(all.iter().all(|t| !t.is_finished()));
+        // What makes no sense is told at once.
+        assert_eq!(rig.chat(json!({"temperature": "hot"})).status, 400);
+        rig.load();
+        all.into_iter().for_each(|t| _ = t.join().unwrap().ok());
+    });
 }
 
 #[test]

@@ -124,10 +124,34 @@ fn headers_come_at_once_and_pings_while_nothing_happens() {
 #[test]
 fn a_whole_response_that_takes_long_is_kept_alive_with_white_space() {
     let script = json!({"answers": [{"steps": ["a", {"ms": 350}, "b"]}]});
-    let rig = rig(script, Duration::from_millis(100));
+    let rig = hasty(script);
     let r = rig.chat(json!({}));
     assert!(r.text().starts_with("\n\n"), "{:?}", r.text());
     assert_eq!(r.ok()["choices"][0]["message"]["content"], "ab");
+}
+
+/// A server that sends the headers of a whole response after a tenth of a second.
+fn hasty(script: Value) -> Rig {
+    let mut s = Setup { script, ..Setup::default() };
+    (s.config.ping, s.config.decide) = (Duration::from_millis(100), Duration::from_millis(100));
+    Rig::new(s)
+}
+
+#[test]
+fn a_failure_has_its_status_or_breaks_the_response_off() {
+    let failing = |ms: u64| json!({"answers": [{"steps": ["a", {"ms": ms}, {"fail": "it broke"}]}]});
+    let early = rig(failing(150), Duration::from_millis(20));
+    let late = hasty(failing(350));
+    for api in APIS {
+        let r = Reply::read(early.open("POST", api, &[], &body(false)), false);
+        assert_eq!(r.status, 500, "{api}: {}", r.text());
+        // The headers are gone by then. The error is told, and the response never ends well.
+        let mut all = Vec::new();
+        let _ = late.open("POST", api, &[], &body(false)).read_to_end(&mut all);
+        let text = String::from_utf8_lossy(&all);
+        assert!(text.starts_with("HTTP/1.1 200") && text.contains("it broke"), "{api}: {text}");
+        assert!(!text.ends_with("0\r\n\r\n"), "{api}: {text}");
+    }
 }
 
 #[test]

@@ -58,6 +58,11 @@ fn counting_agrees_with_answering() {
         let r = rig.post("/v1/messages", &with(body, json!({"stream": true})));
         assert_eq!(r.events()[0]["message"]["usage"]["input_tokens"], counted);
     }
+    let png = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
+    let image = with(bodies()[0].clone(), json!({"messages": [{"role": "user", "content": [png]}]}));
+    let (counted, answered) = (rig.post("/v1/messages/count_tokens", &image), rig.post("/v1/messages", &image));
+    assert_eq!((counted.status, answered.status), (400, 400));
+    assert_eq!(counted.message(), answered.message(), "both say the same of what this model cannot read");
     let mut without = bodies()[0].clone();
     without.as_object_mut().unwrap().remove("max_tokens");
     rig.post("/v1/messages/count_tokens", &without).ok();

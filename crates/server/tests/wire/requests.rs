@@ -71,6 +71,9 @@ fn the_wrong_field_is_named() {
         ("messages[1]", json!({"messages": [user("a"), {"role": 5}]})),
         ("temperature", json!({"temperature": "hot"})),
         ("stream", json!({"stream": "yes"})),
+        ("functions", json!({"functions": [{"name": "f"}]})),
+        ("function_call", json!({"function_call": "auto"})),
+        ("reasoning.max_tokens", json!({"reasoning": {"max_tokens": "x"}})),
         ("tools[0].function.name", json!({"tools": [{"type": "function", "function": {}}]})),
         ("tools[0].type", json!({"tools": [{"type": "retrieval"}]})),
         ("stop[1]", json!({"stop": ["a", null]})),
@@ -134,6 +137,20 @@ fn halves_of_surrogate_pairs_are_replaced_in_content_and_refused_in_names() {
             r#"{{"messages":[{{"role":"user","content":"x"}}],"tools":[{{"type":"function","function":{{"name":"{content}"}}}}]}}"#
         );
         assert_eq!(send("/v1/chat/completions", &named).status, 400);
+        let named = format!(
+            r#"{{"max_tokens":5,"messages":[{{"role":"user","content":"x"}}],"tools":[{{"name":"{content}","input_schema":{{}}}}]}}"#
+        );
+        assert_eq!(send("/v1/messages", &named).status, 400);
+        let named = format!(r#"{{"input":"x","tools":[{{"type":"function","name":"{content}"}}]}}"#);
+        assert_eq!(send("/v1/responses", &named).status, 400);
+        let result = format!(
+            r#"{{"max_tokens":5,"messages":[{{"role":"assistant","content":[{{"type":"tool_use","id":"c","name":"f","input":{{}}}}]}},{{"role":"user","content":[{{"type":"tool_result","tool_use_id":"c","content":"{content}"}}]}}]}}"#
+        );
+        assert_eq!(send("/v1/messages", &result).status, 200);
+        let result = format!(
+            r#"{{"input":[{{"type":"function_call","call_id":"c","name":"f","arguments":"{{}}"}},{{"type":"function_call_output","call_id":"c","output":"{content}"}}]}}"#
+        );
+        assert_eq!(send("/v1/responses", &result).status, 200);
     }
     assert!(rig.prompts().iter().all(|p| p.contains('\u{FFFD}')));
     send("/v1/chat/completions", r#"{"messages":[{"role":"user","content":"\ud83d\ude00"}]}"#);
@@ -171,6 +188,7 @@ fn sampling_out_of_range_is_refused_and_clamps_are_as_documented() {
         json!({"temperature": 2, "top_p": 0, "top_k": -1, "min_p": 0}),
         json!({"top_p": 1, "top_k": 0, "seed": -1}),
         json!({"seed": u64::MAX}),
+        json!({"seed": 7.0}),
         json!({"temperature": null, "seed": null}),
     ] {
         for r in all(body.clone()) {

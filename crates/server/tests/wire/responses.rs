@@ -6,6 +6,18 @@ use crate::fold::{responses_stream, str};
 use crate::rig::{says, user};
 
 #[test]
+fn a_free_form_tool_is_held_to_its_regular_expression() {
+    let rig = says(&["<tool_call>\n{\"name\": \"dial\", \"arguments\": {\"input\": \"call me\"}}\n</tool_call>"]);
+    let tool = json!({"type": "custom", "name": "dial", "format": {"type": "grammar", "syntax": "regex", "definition": "[0-9]{3}|\\\\"}});
+    for choice in [json!("auto"), json!("required"), json!({"type": "custom", "name": "dial"})] {
+        let r = rig.responses(json!({"tools": [tool], "tool_choice": choice})).ok();
+        let input = r["output"][0]["input"].as_str().unwrap_or_else(|| panic!("{r}"));
+        let fits = input == "\\" || input.len() == 3 && input.bytes().all(|b| b.is_ascii_digit());
+        assert!(fits, "{choice}: {input:?}");
+    }
+}
+
+#[test]
 fn responses_are_kept_continued_and_deleted() {
     let rig = says(&["one", "two"]);
     let first = rig.responses(json!({"instructions": "S", "input": "U"})).ok();

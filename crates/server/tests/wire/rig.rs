@@ -112,6 +112,7 @@ impl Backend for Remembering {
 pub struct Rig {
     pub address: SocketAddr,
     pub loading: Loading,
+    voice: Arc<Voice>,
     pub backend: Arc<dyn Backend>,
     prompts: Arc<Mutex<Vec<String>>>,
     stop: Option<oneshot::Sender<()>>,
@@ -149,7 +150,12 @@ impl Rig {
             });
         });
         let address = told.recv().unwrap();
-        Self { address, loading, backend, prompts, stop: Some(stop), thread: Some(thread) }
+        Self { address, loading, voice, backend, prompts, stop: Some(stop), thread: Some(thread) }
+    }
+
+    /// The model is there.
+    pub fn load(&self) {
+        self.loading.ready(Ready { voice: Arc::clone(&self.voice), backend: Arc::clone(&self.backend) });
     }
 
     /// Prompts so far, oldest first.

@@ -53,15 +53,51 @@ fn ordinary_text_is_not_held_back() {
 fn an_end_inside_reasoning_is_no_end() {
     let rig =
         steps(json!(["<think>", "the format ends with ", {"end": true}, "and so on", "</think>", "ok", {"end": true}]));
-    for said in [chat_whole(&rig.chat(json!({}))), chat_stream(&rig.chat(json!({"stream": true})))] {
+    for (said, good) in [
+        (chat_whole(&rig.chat(json!({}))), "stop"),
+        (chat_stream(&rig.chat(json!({"stream": true}))), "stop"),
+        (messages_whole(&rig.messages(json!({}))), "end_turn"),
+        (messages_stream(&rig.messages(json!({"stream": true}))), "end_turn"),
+        (responses_whole(&rig.responses(json!({}))), "completed"),
+        (responses_stream(&rig.responses(json!({"stream": true}))), "completed"),
+    ] {
         assert_eq!(said.of("reasoning"), ["the format ends with"], "the region is closed and the model goes on");
-        assert!(said.text().contains("ok") && said.finish == "stop", "{said:?}");
+        assert!(said.text().contains("ok") && said.finish == good, "{said:?}");
     }
     // Asked once to go on, it ends without an answer: that is said.
     let rig = steps(json!(["<think>", "hm", {"end": true}, "<think>", "hm again", {"end": true}]));
     let r = rig.chat(json!({})).ok();
     assert_eq!(r["choices"][0]["finish_reason"], "length");
     assert!(str(&r["choices"][0]["note"]).contains("inside its reasoning"));
+    assert_eq!(messages_whole(&rig.messages(json!({}))).finish, "max_tokens");
+    assert_eq!(responses_whole(&rig.responses(json!({}))).finish, "incomplete");
+}
+
+#[test]
+fn a_budget_of_reasoning_closes_it_and_the_model_goes_on() {
+    let rig = steps(json!(["<think>", "one two three four five", "</think>", "ok"]));
+    let thought = "one tw";
+    let n = thought.len() + "<think>".len().min(1);
+    for said in [
+        chat_whole(&rig.chat(json!({"thinking_budget": n}))),
+        chat_stream(&rig.chat(json!({"reasoning": {"max_tokens": n}, "stream": true}))),
+        messages_whole(&rig.messages(json!({"thinking": {"type": "enabled", "budget_tokens": n - 1}}))),
+        messages_stream(
+            &rig.messages(json!({"thinking": {"type": "enabled", "budget_tokens": n - 1}, "stream": true})),
+        ),
+        responses_whole(&rig.responses(json!({"thinking_budget": n}))),
+    ] {
+        let thought = said.of("reasoning").concat();
+        assert!(!thought.is_empty() && thought.len() <= n, "{said:?}");
+        // The script goes on regardless; a model would see that its reasoning is over.
+        assert!(said.text().ends_with("fiveok"), "{said:?}");
+    }
+    // One that is not reached changes nothing, and an answer held to a form may follow.
+    let said = chat_whole(&rig.chat(json!({"thinking_budget": 1000})));
+    assert_eq!((said.of("reasoning"), said.text().as_str()), (vec!["one two three four five"], "ok"));
+    let said = chat_whole(&rig.chat(json!({"thinking_budget": n, "regex": "[0-9]{2}"})));
+    assert!(said.of("reasoning").concat().len() <= n, "{said:?}");
+    assert!(said.text().len() == 2 && said.text().bytes().all(|b| b.is_ascii_digit()), "{said:?}");
 }
 
 #[test]
@@ -158,6 +194,39 @@ fn several_answers_have_their_own_indices_and_seeds() {
     }
     streamed.sort_unstable();
     assert_eq!((streamed, ends), (vec!["one".to_owned(), "three".into(), "two".into()], 3));
+}
+
+#[test]
+fn every_prompt_of_a_completion_has_its_answers() {
+    let rig = says(&["one", "two", "three", "four"]);
+    let ask = |more: Value| rig.post("/v1/completions", &with(json!({"max_tokens": 9, "echo": true}), more));
+    let texts = |choices: &Value| -> Vec<String> {
+        choices
+            .as_array()
+            .unwrap()
+            .iter()
+            .enumerate()
+            .map(|(i, c)| {
+                assert_eq!(c["index"], i);
+                str(&c["text"]).to_owned()
+            })
+            .collect()
+    };
+    let r = ask(json!({"prompt": ["a", [98, 99]], "n": 2})).ok();
+    assert_eq!(texts(&r["choices"]), ["aone", "atwo", "bcthree", "bcfour"]);
+    assert_eq!((&r["usage"]["prompt_tokens"], &r["usage"]["completion_tokens"]), (&json!(3), &json!(15)));
+    let mut streamed = vec![String::new(); 2];
+    for e in ask(json!({"prompt": ["a", "b"], "stream": true})).events() {
+        let c = &e["choices"][0];
+        streamed[c["index"].as_u64().unwrap() as usize].push_str(str(&c["text"]));
+    }
+    assert_eq!(streamed, ["aone", "btwo"]);
+    for (bad, field) in
+        [(json!(["a", 5]), "prompt[1]"), (json!([[1], [-1]]), "prompt[1][0]"), (json!(vec!["x"; 65]), "prompt")]
+    {
+        let r = ask(json!({"prompt": bad}));
+        assert_eq!((r.status, r.json()["error"]["param"].as_str()), (400, Some(field)), "{}", r.text());
+    }
 }
 
 #[test]

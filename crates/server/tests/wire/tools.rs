@@ -196,6 +196,32 @@ fn sixty_tools_at_once() {
 }
 
 #[test]
+fn beside_tools_that_may_be_left_out_an_answer_keeps_to_its_format() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false});
+    let call = "<tool_call>\n{\"name\": \"later\", \"arguments\": {\"in\": 5}}\n</tool_call>";
+    for (output, called) in [("I would rather talk. {\"a\": 7}", false), (call, true)] {
+        let rig = says(&[output]);
+        let m = json!({"tools": anthropic(), "output_config": {"format": {"type": "json_schema", "schema": schema}}});
+        let r = json!({"tools": flat(), "text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}});
+        for said in [
+            chat_whole(&rig.chat(with(json!({"tools": openai()}), format(schema.clone())))),
+            messages_whole(&rig.messages(m)),
+            responses_whole(&rig.responses(r)),
+        ] {
+            if called {
+                assert_eq!((said.of("call").len(), said.text().as_str()), (1, ""), "{said:?}");
+            } else {
+                let value: Value = serde_json::from_str(&said.text()).unwrap_or_else(|e| panic!("{e}: {said:?}"));
+                assert!(value["a"].is_i64() && said.of("call").is_empty(), "{said:?}");
+            }
+        }
+    }
+    let bad = with(json!({"tools": openai()}), format(json!({"not": {}})));
+    let r = says(&["x"]).chat(bad);
+    assert_eq!((r.status, r.message().contains("response_format")), (400, true), "{}", r.text());
+}
+
+#[test]
 fn other_formats_are_enforced_too() {
     let rig = says(&["no!"]);
     let text = |body: Value| chat_whole(&rig.chat(body)).text();
@@ -312,9 +338,16 @@ fn a_large_argument_with_closing_markup_in_it_arrives_whole() {
         ..Setup::default()
     });
     let tools = json!([{"type": "function", "function": {"name": "put"}}]);
+    let flat = json!([{"type": "function", "name": "put"}]);
+    let schemas = json!([{"name": "put", "input_schema": {"type": "object"}}]);
+    let long = 100_000;
     for said in [
         chat_whole(&rig.chat(json!({"tools": tools}))),
         chat_stream(&rig.chat(json!({"tools": tools, "stream": true}))),
+        messages_whole(&rig.messages(json!({"tools": schemas, "max_tokens": long}))),
+        messages_stream(&rig.messages(json!({"tools": schemas, "max_tokens": long, "stream": true}))),
+        responses_whole(&rig.responses(json!({"tools": flat}))),
+        responses_stream(&rig.responses(json!({"tools": flat, "stream": true}))),
     ] {
         let arguments: Value = serde_json::from_str(said.of("call")[0].strip_prefix("put").unwrap()).unwrap();
         assert_eq!(arguments["text"], text);

@@ -7,6 +7,7 @@ use crate::load::{options, place, say_memory};
 use crate::output::{self, note};
 use crate::progress::Bar;
 use crate::resolve;
+use crate::streamed::{Moment, Streamed, Watched};
 use device::{Profile, Region};
 use engine::open::Opened;
 use engine::plan::{decode_weight_bytes, history_bytes};
@@ -66,6 +67,8 @@ struct Times {
     prefill: Vec<Duration>,
     decode: Vec<Duration>,
     workspace: Workspace,
+    /// Before and after each counted prompt and answer, where weights are read from disk.
+    streamed: Vec<[Moment; 4]>,
 }
 
 /// Bytes of the step's arena: what the plan says, and the most that was in use.
@@ -79,21 +82,28 @@ struct Workspace {
 fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> anyhow::Result<Times> {
     let vocab = exec.family().spec().vocab;
     let (prompt, answer) = (ids(a.prompt, vocab), ids(a.generate, vocab));
+    let watched = Watched::of(exec);
+    let look = || watched.as_ref().map(Watched::now);
     let bar = Bar::rounds("measuring", a.repeat as u64 + 1);
     let mut times = Times::default();
     times.workspace.planned = exec.plan().workspace.step;
     for round in 0..=a.repeat {
         bar.at(round as u64, a.repeat as u64 + 1);
+        let a0 = look();
         let prefill = behind(exec, a.depth, |exec, seq| {
             exec.prefill(seq, &prompt, Wanted::Last, &AtomicBool::new(false), &mut |_| {}).map(drop)
         })?;
+        let a1 = look();
         times.workspace.prefill = most_used(exec);
+        let b0 = look();
         let decode =
             behind(exec, a.depth, |exec, seq| answer.iter().try_for_each(|&id| exec.decode(&[(seq, id)]).map(drop)))?;
+        let b1 = look();
         times.workspace.decode = most_used(exec);
         if round > 0 {
             times.prefill.push(prefill);
             times.decode.push(decode);
+            times.streamed.extend(a0.zip(a1).zip(b0.zip(b1)).map(|((a, b), (c, d))| [a, b, c, d]));
         } else if let Some(p) = counted {
             p.take();
         }
@@ -187,6 +197,16 @@ struct Report {
     workspace: Workspace,
     #[serde(skip_serializing_if = "Option::is_none")]
     profile: Option<Costs>,
+    /// What reading from disk did in each round, where not all weights are in memory.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    streamed: Vec<FromDisk>,
+}
+
+/// Of one round.
+#[derive(Serialize)]
+struct FromDisk {
+    prefill: Streamed,
+    decode: Streamed,
 }
 
 impl Report {
@@ -221,7 +241,18 @@ impl Report {
             bound_share: ram.map(|r| achieved / r),
             workspace: times.workspace.clone(),
             profile: None,
+            streamed: times.streamed.iter().map(|m| from_disk(a, m)).collect(),
         }
+    }
+
+    /// What reading from disk did, round by round.
+    fn show_streamed(&self) -> anyhow::Result<()> {
+        for e in &self.streamed {
+            for (what, s) in [("prefill", &e.prefill), ("decode", &e.decode)] {
+                output::line(format_args!("from disk, {what}: {}", s.describe()))?;
+            }
+        }
+        Ok(())
     }
 
     fn show(&self) -> anyhow::Result<()> {
@@ -250,6 +281,7 @@ impl Report {
             output::bytes(self.history_bytes_per_token),
             self.achieved_gbps
         ))?;
+        self.show_streamed()?;
         let (Some(ram), Some(share)) = (self.ram_read_gbps, self.bound_share) else {
             note("note: there is too little free memory to measure how fast it is read");
             return Ok(());
@@ -259,6 +291,13 @@ impl Report {
             share * 100.0,
             self.threads
         ))
+    }
+}
+
+fn from_disk(a: &BenchArgs, [p0, p1, d0, d1]: &[Moment; 4]) -> FromDisk {
+    FromDisk {
+        prefill: Streamed::between(p0, p1, a.prompt.into()),
+        decode: Streamed::between(d0, d1, a.generate.into()),
     }
 }
 

@@ -39,6 +39,13 @@ pub fn run(a: &LaunchArgs) -> anyhow::Result<Ended> {
 
 /// The server that answers, or one that is started; in a dry run, what it would be.
 fn server(a: &LaunchArgs, client: &Client) -> anyhow::Result<(Served, Option<Started>)> {
+    let mut said = false;
+    client.wait(&mut |share| {
+        if !std::mem::replace(&mut said, true) {
+            let percent = share * 100.0;
+            note(format_args!("the server at {} is loading its model ({percent:.0}%): waiting for it", client.url()));
+        }
+    });
     match client.served(a.model.as_deref()) {
         Ok(served) => return Ok((served, None)),
         Err(Error::Silent { .. }) if client.is_loopback() => {}

@@ -77,7 +77,8 @@ fn kv_name(p: &Plan) -> String {
 
 fn as_json(f: &Facts) -> Json {
     let p = &f.plan;
-    let none = Forecast { load_s: None, prefill_tps: None, decode_tps: None, decode_full_tps: None };
+    let streamed = p.layers.as_ref().map_or(0, |l| l.bytes);
+    let none = Forecast { load_s: None, prefill_tps: None, decode_tps: None, decode_full_tps: None, streamed: None };
     let foreseen = f.forecast.unwrap_or(none);
     json!({
         "model": f.name,
@@ -86,13 +87,23 @@ fn as_json(f: &Facts) -> Json {
         "parallel": p.parallel,
         "chunk": p.chunk,
         "weights": {
-            "resident": share(p, Residency::Resident),
+            "resident": share(p, Residency::Resident) - streamed,
             "leased": share(p, Residency::Leased),
             "cached": share(p, Residency::Cached),
-            // Layers are never streamed yet: what does not fit is refused.
-            "streamed": 0,
+            "streamed": streamed,
             "row_read": share(p, Residency::RowRead),
         },
+        "slots": p.slots.as_ref().map(|s| json!({
+            "slots": s.slots(),
+            "experts": s.experts(),
+            "bytes": s.bytes(),
+            "pools": s.pools.iter().map(|p| json!({
+                "layers": p.layers.len(),
+                "experts": p.experts,
+                "slots": p.slots,
+                "slot_bytes": p.slot_bytes,
+            })).collect::<Vec<_>>(),
+        })),
         "kv": {"format": kv_name(p), "bytes_per_position": p.kv_bytes_per_position, "total": p.kv_bytes},
         "state": p.state_bytes,
         "workspace": p.workspace_bytes(),
@@ -108,6 +119,8 @@ fn as_json(f: &Facts) -> Json {
             "prefill_tps": foreseen.prefill_tps,
             "decode_tps": foreseen.decode_tps,
             "decode_full_tps": foreseen.decode_full_tps,
+            "hit_rate": foreseen.streamed.map(|s| s.hit_rate),
+            "disk_bytes_per_token": foreseen.streamed.map(|s| s.bytes),
         },
         "machine": f.machine.as_ref().map(|m| &m.date),
     })
@@ -126,9 +139,18 @@ fn print(f: &Facts) -> anyhow::Result<()> {
     }
     line("")?;
     let of = |r| bytes(share(p, r));
-    let kinds =
-        format!("resident {}, cached {}, streamed {}", of(Residency::Resident), of(Residency::Cached), bytes(0));
+    let experts = if p.slots.is_some() { "routed experts in the file" } else { "routed experts" };
+    let kinds = format!("resident {}, {experts} {}", of(Residency::Resident), of(Residency::Cached));
     field("weights", p.resident_bytes(), kinds)?;
+    if let Some(l) = &p.layers {
+        let what = format!("of {} layers, in turn in two buffers of {}", l.layers.len(), bytes(l.buffer_bytes));
+        field("", l.bytes, what)?;
+    }
+    if let Some(s) = &p.slots {
+        let what =
+            format!("slots for {} of {} routed experts; the others are read when needed", s.slots(), s.experts());
+        field("", s.bytes(), what)?;
+    }
     if share(p, Residency::Leased) > 0 {
         field("", share(p, Residency::Leased), "not counted: the token predictor, in memory only while used".into())?;
     }
@@ -161,5 +183,13 @@ fn print_forecast(f: &Facts) -> anyhow::Result<()> {
         say(c.prefill_tps),
         say(c.decode_tps),
         say(c.decode_full_tps)
-    ))
+    ))?;
+    let Some(s) = &c.streamed else { return Ok(()) };
+    let hits = if f.plan.slots.is_some() {
+        format!("; if experts are chosen evenly, {:.0}% of them are in memory", s.hit_rate * 100.0)
+    } else {
+        String::new()
+    };
+    let rate = say(s.rate.map(|r| r / 1e9));
+    line(format_args!("a token reads {} from disk, which gives {rate} GB/s{hits}", bytes(s.bytes)))
 }

@@ -9,6 +9,7 @@ use crate::load::{options, place, say_memory};
 use crate::output::{self, Stream, note};
 use crate::progress::Bar;
 use crate::resolve;
+use crate::streamed::{Moment, Streamed, Watched};
 use device::Profile;
 use engine::open::Opened;
 use engine::{Answer, Choice, Error, Event, Finish, Model, Request, generate, machine};
@@ -43,12 +44,20 @@ pub fn run(a: &RunArgs, begun: Instant, verbose: bool) -> anyhow::Result<Ended> 
     if verbose {
         note(format_args!("seed {seed}"));
     }
-    let (answer, first) = interrupt::answering(|stop| stream(&mut model, &req, !a.json, stop))?;
+    let watched = Watched::of(&model.exec);
+    let before = watched.as_ref().map(Watched::now);
+    let (answer, first, between) = interrupt::answering(|stop| stream(&mut model, &req, !a.json, stop))?;
+    let after = watched.as_ref().map(Watched::now);
+    let streamed = before.zip(after).map(|(a, b)| FromDisk::new([a, between.unwrap_or(b), b], &answer));
+    if let Some(e) = streamed.as_ref().filter(|_| a.on.stats) {
+        e.prefill.say("prompt");
+        e.decode.say("answer");
+    }
     let ttft = first.map(|t| t - begun);
     let costs = how.profile.map(|p| Costs::new(p.take(), answer.prefill, answer.decode));
     if a.json {
         let report = Report::new(&answer, model.tokenizer.as_ref(), seed, ttft, a.logprobs.is_some());
-        output::json(&Report { profile: costs, ..report })?;
+        output::json(&Report { profile: costs, streamed, ..report })?;
     } else if let Some(costs) = &costs {
         profile::show(costs);
     }
@@ -103,10 +112,16 @@ pub(super) fn templated(
 }
 
 /// Generates, streaming text to stdout if `show`; also tells when the first token was there.
-fn stream(m: &mut Model, req: &Request, show: bool, stop: &AtomicBool) -> anyhow::Result<(Answer, Option<Instant>)> {
+fn stream(
+    m: &mut Model,
+    req: &Request,
+    show: bool,
+    stop: &AtomicBool,
+) -> anyhow::Result<(Answer, Option<Instant>, Option<Moment>)> {
     let mut out = Stream::default();
     let mut bar = Bar::prefill(req.prompt.len() as u64);
     let mut first = None;
+    let (watched, mut between) = (Watched::of(&m.exec), None);
     // Without a tokenizer there is no text, so the ids are shown.
     let show_ids = show && m.tokenizer.is_none();
     let seq = m.exec.open()?;
@@ -119,7 +134,10 @@ fn stream(m: &mut Model, req: &Request, show: bool, stop: &AtomicBool) -> anyhow
             Event::Token(c) => {
                 bar.clear();
                 let separator = if first.is_some() { "," } else { "" };
-                first.get_or_insert_with(Instant::now);
+                if first.is_none() {
+                    first = Some(Instant::now());
+                    between = watched.as_ref().map(Watched::now);
+                }
                 !show_ids || out.push(&format!("{separator}{}", c.id))
             }
             Event::Text(t) => !show || out.push(t),
@@ -130,7 +148,7 @@ fn stream(m: &mut Model, req: &Request, show: bool, stop: &AtomicBool) -> anyhow
     })?;
     m.exec.close(seq)?;
     out.finish()?;
-    Ok((answer, first))
+    Ok((answer, first, between))
 }
 
 fn say_speed(a: &Answer, ttft: Option<Duration>) {
@@ -171,6 +189,24 @@ struct Report<'a> {
     logprobs: Option<Vec<TokenReport>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     profile: Option<Costs>,
+    /// What reading from disk did, where not all weights are in memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    streamed: Option<FromDisk>,
+}
+
+/// For the prompt and for the answer.
+#[derive(Serialize)]
+struct FromDisk {
+    prefill: Streamed,
+    decode: Streamed,
+}
+
+impl FromDisk {
+    fn new([before, between, after]: [Moment; 3], a: &Answer) -> Self {
+        let tokens = (a.ids.len() as u64).saturating_sub(1);
+        let prefill = Streamed::between(&before, &between, a.prompt_tokens as u64);
+        FromDisk { prefill, decode: Streamed::between(&between, &after, tokens) }
+    }
 }
 
 #[derive(Serialize)]
@@ -203,6 +239,7 @@ impl<'a> Report<'a> {
             peak_rss_mib: peak_rss_mib(),
             logprobs: logprobs.then(|| a.choices.iter().map(|c| TokenReport::new(c, t)).collect()),
             profile: None,
+            streamed: None,
         }
     }
 }

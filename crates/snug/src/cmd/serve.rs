@@ -119,7 +119,7 @@ fn share(a: &ServeArgs) -> anyhow::Result<Share> {
     }
     let snapshots = if a.reuse == Reuse::Off { 0 } else { (a.snapshots as u64) << 20 };
     let keeping = Keeping { snapshots, park: Park::F32, exact: a.reuse == Reuse::Exact };
-    Ok(Share { patience: a.patience, keeping })
+    Ok(Share { patience: a.patience, keeping, stats: a.on.stats })
 }
 
 fn config(a: &ServeArgs) -> anyhow::Result<Config> {

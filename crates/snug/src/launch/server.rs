@@ -79,6 +79,19 @@ fn last_line(log: &Path) -> String {
     last.trim_start_matches("error: ").to_string()
 }
 
+/// What a server does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum State {
+    /// Nobody answers.
+    Silent,
+    /// It loads its model; this share of it is there.
+    Loading(f64),
+    /// It answers requests.
+    Ready,
+    /// Anything else; asking it for its models tells more.
+    Other,
+}
+
 /// A client of one server.
 pub struct Client {
     agent: ureq::Agent,
@@ -184,10 +197,25 @@ impl Client {
         })
     }
 
-    /// Whether it is there and has its model loaded.
-    pub fn is_ready(&self) -> bool {
+    /// What it says about itself.
+    pub fn state(&self) -> State {
         let health = self.agent.get(format!("{}/health", self.url)).header("authorization", self.bearer()).call();
-        health.is_ok_and(|a| a.status().as_u16() == 200)
+        let Ok(mut health) = health else { return State::Silent };
+        let text = health.body_mut().read_to_string().unwrap_or_default();
+        let said: Value = serde_json::from_str(&text).unwrap_or_default();
+        match (health.status().as_u16(), said["status"].as_str()) {
+            (200, _) => State::Ready,
+            (503, Some("loading")) => State::Loading(said["progress"].as_f64().unwrap_or(0.0)),
+            _ => State::Other,
+        }
+    }
+
+    /// Waits as long as it loads its model, telling `on` which share of it is there.
+    pub fn wait(&self, on: &mut dyn FnMut(f64)) {
+        while let State::Loading(share) = self.state() {
+            on(share);
+            std::thread::sleep(Duration::from_millis(200));
+        }
     }
 
     /// Has it read a text and answer with one token; the tokens it read, and how long that took.
@@ -240,7 +268,7 @@ impl Started {
             if let Some(status) = started.0.try_wait().map_err(Error::Process)? {
                 return Err(Error::Ended { status, log: log.into() });
             }
-            if client.is_ready() {
+            if client.state() == State::Ready {
                 return Ok(started);
             }
             std::thread::sleep(Duration::from_millis(100));

@@ -1,6 +1,7 @@
 //! The engine as a backend that several requests share: one thread does the steps, all others only ask and listen.
 
 use super::{failure, token, wanted};
+use crate::streamed::{Moment, Streamed, Watched};
 use engine::batch::{self, Batch, Sink, Told};
 use engine::prefix::{Anchor, Kind, Owner, Role, thin};
 use serde_json::Value;
@@ -45,10 +46,17 @@ impl Shared {
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn new(facts: Facts, plan: Value, batch: Batch, voice: Arc<Voice>, places: u32) -> std::io::Result<Self> {
+    pub fn new(
+        facts: Facts,
+        plan: Value,
+        mut batch: Batch,
+        (voice, stats): (Arc<Voice>, bool),
+        places: u32,
+    ) -> std::io::Result<Self> {
         let (jobs, taken) = channel();
         let counts = Arc::new(Counts::default());
-        let mut at_work = AtWork { batch, voice, taken, counts: Arc::clone(&counts) };
+        let watched = Watched::of(batch.executor()).filter(|_| stats);
+        let mut at_work = AtWork { batch, voice, taken, counts: Arc::clone(&counts), watched, since: None };
         let thread = std::thread::Builder::new().name("generate".into()).spawn(move || at_work.run())?;
         Ok(Self { facts, plan, places, counts, jobs: Mutex::new(Some(jobs)), thread: Some(thread) })
     }
@@ -107,6 +115,9 @@ struct AtWork {
     voice: Arc<Voice>,
     taken: Receiver<(Job, Reporter)>,
     counts: Arc<Counts>,
+    /// What reading weights from disk did, where somebody wants to know, and when it was looked at last.
+    watched: Option<Watched>,
+    since: Option<(Moment, u64)>,
 }
 
 impl AtWork {
@@ -120,6 +131,7 @@ impl AtWork {
             let (running, waiting) = self.batch.load();
             self.counts.running.store(running, Ordering::Release);
             self.counts.waiting.store(waiting, Ordering::Release);
+            self.say(busy);
             match (busy, more) {
                 (true, _) => {}
                 (false, false) => return,
@@ -129,6 +141,17 @@ impl AtWork {
                     Err(_) => return,
                 },
             }
+        }
+    }
+
+    /// Says what reading from disk did from the first step after a rest to the last before the next.
+    fn say(&mut self, busy: bool) {
+        let Some(w) = &self.watched else { return };
+        let tokens = self.batch.tokens();
+        if busy {
+            self.since.get_or_insert_with(|| (w.now(), tokens));
+        } else if let Some((then, before)) = self.since.take() {
+            Streamed::between(&then, &w.now(), tokens - before).say("prompts and answers");
         }
     }
 
@@ -178,6 +201,7 @@ impl AtWork {
             constraint: job.constraint,
             ends: Arc::new(move |id| !ignore && voice.tokenizer.is_eog(id)),
             at_end: job.at_end,
+            steer: job.steer,
             prompt_logprobs: job.prompt_logprobs,
             prompt: job.prompt,
         }

@@ -4,7 +4,7 @@ use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Reasoning, Vocabulary, Warning, compiles, find_culprit,
+    Constraint, Reasoning, Vocabulary, Warning, compiles, find_culprit,
     gemma::Gemma,
     lark::{ANY_TEXT, Lark, escaped, quoted},
     schema::{self, DATE, Finding, TIME, standalone},
@@ -30,6 +30,8 @@ pub struct ToolChoice<'a> {
     pub choice: Choice<'a>,
     /// Whether there may be several calls.
     pub parallel: bool,
+    /// What an answer without calls must follow, where the choice leaves them out; `None` is any text.
+    pub answer: Option<&'a Constraint<'a>>,
 }
 
 /// The choice of tools.
@@ -56,6 +58,28 @@ pub(super) fn grammar(
     vocabulary: &Vocabulary,
     reasoning: Reasoning,
     warnings: &mut Vec<Warning>,
+) -> Result<TopLevelGrammar> {
+    let answer = t.answer.filter(|_| t.choice == Choice::Auto).map(Constraint::lark).transpose()?;
+    let calls = calls_or(t, answer.is_some(), vocabulary, reasoning, warnings)?;
+    let mut grammar = TopLevelGrammar::from_lark(calls);
+    grammar.grammars.extend(answer.map(|a| named(ANSWER, a)));
+    Ok(grammar)
+}
+
+/// The name of the grammar that an answer without calls follows.
+const ANSWER: &str = "answer";
+
+fn named(name: &str, lark: String) -> GrammarWithLexer {
+    GrammarWithLexer { name: Some(name.into()), lark_grammar: Some(lark), ..Default::default() }
+}
+
+/// Calls or, where they may be left out, text: any, or what the grammar beside this one allows (`held`).
+fn calls_or(
+    t: &ToolChoice<'_>,
+    held: bool,
+    vocabulary: &Vocabulary,
+    reasoning: Reasoning,
+    warnings: &mut Vec<Warning>,
 ) -> Result<String> {
     let compiled = t.dialect.compiled();
     let mut lark = Lark::new(&compiled.marks);
@@ -68,10 +92,13 @@ pub(super) fn grammar(
     let calls = match &compiled.syntax.calls {
         Calls::None => return Err(Error::Grammar("this model's dialect has no tool calls".into())),
         Calls::Harmony => {
-            let start = w.harmony(&tools, auto, reasoning);
+            let start = w.harmony(&tools, auto, held, reasoning);
             return Ok(lark.done(&start));
         }
-        Calls::Tagged(shape) => w.tagged(shape, &tools, t.parallel)?,
+        Calls::Tagged(shape) => {
+            w.lark.tight = true;
+            w.tagged(shape, &tools, t.parallel)?
+        }
         Calls::Json(shape) => {
             let close = compiled.syntax.strays.first().copied();
             w.json(shape, close, &compiled.marks, &tools, t.parallel)
@@ -81,6 +108,13 @@ pub(super) fn grammar(
     let must = format!("{SPACE} {} {}", lark.literal(calls.opener), calls.rest);
     let body = match (auto, calls.opener) {
         (false, _) => must,
+        // Both would begin with a brace, and a lexer does not go back.
+        (true, "") if held => {
+            let what = "this model writes calls as mere JSON, which cannot be told from an answer held to a format: \
+                        set tool_choice, or leave one out";
+            return Err(Error::Grammar(what.into()));
+        }
+        (true, _) if held => lark.rule(&format!("{must} | {SPACE} @{ANSWER}")),
         // Without markup a call is only told from text by how it begins.
         (true, "") => {
             let text = lark.until(ANY_TEXT, Some(&format!(r"\s*\{{{ANY_TEXT}")), "");
@@ -105,8 +139,7 @@ pub(super) fn behind_reasoning(dialect: &Dialect, reasoning: Reasoning, inner: S
         format!("{} {SPACE} @inner", think(&mut lark, dialect, reasoning))
     };
     let mut grammar = TopLevelGrammar::from_lark(lark.done(&start));
-    let inner = GrammarWithLexer { name: Some("inner".into()), lark_grammar: Some(inner), ..Default::default() };
-    grammar.grammars.push(inner);
+    grammar.grammars.push(named("inner", inner));
     grammar
 }
 
@@ -205,7 +238,7 @@ impl Writer<'_, '_> {
         self.lark.rule(&options.join(" | "))
     }
 
-    fn harmony(&mut self, tools: &[Chosen<'_>], auto: bool, reasoning: Reasoning) -> String {
+    fn harmony(&mut self, tools: &[Chosen<'_>], auto: bool, held: bool, reasoning: Reasoning) -> String {
         let mut options = Vec::new();
         for (name, schema, _) in tools {
             let args = self.lark.json(schema);
@@ -213,8 +246,8 @@ impl Writer<'_, '_> {
             options.push(format!("{} {args}", self.lark.literal(&head)));
         }
         if auto {
-            let text = self.lark.free("<|end|>");
-            options.push(format!("{} {text}?", self.lark.literal("<|channel|>final<|message|>")));
+            let text = if held { format!("@{ANSWER}") } else { format!("{}?", self.lark.free("<|end|>")) };
+            options.push(format!("{} {text}", self.lark.literal("<|channel|>final<|message|>")));
         }
         let calls = self.either(options);
         format!("{} {calls}", harmony_reasoning(self.lark, reasoning))

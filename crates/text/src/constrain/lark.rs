@@ -11,6 +11,9 @@ pub(super) struct Lark<'m> {
     marks: &'m Marks,
     text: String,
     count: usize,
+    /// At most one character of white space between two parts of JSON: where values stand in tags among raw ones, so that
+    /// nothing else can bound it.
+    pub tight: bool,
 }
 
 /// A regular expression for any text, also none.
@@ -18,7 +21,7 @@ pub(super) const ANY_TEXT: &str = "(?s:.*)";
 
 impl<'m> Lark<'m> {
     pub fn new(marks: &'m Marks) -> Self {
-        Self { marks, text: String::new(), count: 0 }
+        Self { marks, text: String::new(), count: 0, tight: false }
     }
 
     /// The whole grammar, which begins with `start`.
@@ -61,7 +64,7 @@ impl<'m> Lark<'m> {
 
     /// JSON that follows a schema.
     pub fn json(&mut self, schema: &Value) -> String {
-        let schema = with_options(&super::schema::prepared(schema));
+        let schema = with_options(&super::schema::prepared(schema), if self.tight { 1 } else { MAX_SPACE });
         self.rule(&format!("%json {schema}"))
     }
 
@@ -101,10 +104,13 @@ impl<'m> Lark<'m> {
     }
 }
 
-/// A schema with this project's choices of white space: any that a model likes, but not without end.
-pub(super) fn with_options(schema: &Value) -> Value {
+/// Most characters of white space between two parts of JSON.
+pub(super) const MAX_SPACE: u32 = 32;
+
+/// A schema with this project's choices of white space: any that a model likes, up to `most` characters in one place.
+pub(super) fn with_options(schema: &Value, most: u32) -> Value {
     let mut schema = if schema.is_object() { schema.clone() } else { serde_json::json!({"anyOf": [schema]}) };
-    schema["x-guidance"] = serde_json::json!({"whitespace_pattern": r"[ \n\t]{0,32}"});
+    schema["x-guidance"] = serde_json::json!({"whitespace_pattern": format!(r"[ \n\t]{{0,{most}}}")});
     schema
 }
 

@@ -8,12 +8,16 @@ mod calls;
 mod gemma;
 mod lark;
 mod schema;
+mod spaces;
 mod vocab;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use llguidance::api::TopLevelGrammar;
+use llguidance::toktrie::{TokEnv, TokTrie};
 use serde_json::{Value, json};
+use spaces::Spaces;
 
 pub use calls::{Choice, ToolChoice};
 pub(crate) use vocab::Vocabulary;
@@ -67,7 +71,34 @@ impl Constraint<'_> {
     pub fn build(&self, tokenizer: &Tokenizer, dialect: &Dialect, reasoning: Reasoning) -> Result<Matcher> {
         let vocabulary = tokenizer.vocabulary()?;
         let mut warnings = Vec::new();
-        let lark = match self {
+        let grammar = match self {
+            Self::Tools(t) => calls::grammar(t, vocabulary, reasoning, &mut warnings)?,
+            _ if reasoning == Reasoning::Off => TopLevelGrammar::from_lark(self.lark()?),
+            _ => calls::behind_reasoning(dialect, reasoning, self.lark()?),
+        };
+        let spaces = match self {
+            Self::Tools(t) => Spaces::of_calls(t, t.answer.is_some_and(Self::is_json), reasoning),
+            _ => self.is_json().then(|| Spaces::of_json(dialect, reasoning)),
+        };
+        match compile(vocabulary, grammar) {
+            Ok(inner) => {
+                let (env, blank) = (vocabulary.factory.tok_env().clone(), Arc::clone(&vocabulary.blank));
+                Ok(Matcher { inner, size: vocabulary.size, words: Vec::new(), warnings, spaces, env, blank })
+            }
+            Err(what) => Err(match self {
+                Self::JsonSchema(s) => culprit(vocabulary, s, &what),
+                _ => Error::Grammar(what),
+            }),
+        }
+    }
+
+    fn is_json(&self) -> bool {
+        matches!(self, Self::JsonObject | Self::JsonSchema(_))
+    }
+
+    /// The grammar of an answer, without reasoning.
+    fn lark(&self) -> Result<String> {
+        Ok(match self {
             Self::JsonObject => json_grammar(&json!({"type": "object"})),
             Self::JsonSchema(s) => {
                 if let Some(f) = schema::findings(s).into_iter().next() {
@@ -77,24 +108,13 @@ impl Constraint<'_> {
             }
             Self::Regex(r) => format!("start: {}", lark::regex(&format!("(?:{r})"))),
             Self::Lark(l) => (*l).to_owned(),
-            Self::Tools(t) => calls::grammar(t, vocabulary, reasoning, &mut warnings)?,
-        };
-        let grammar = match (self, reasoning) {
-            (Self::Tools(_), _) | (_, Reasoning::Off) => TopLevelGrammar::from_lark(lark),
-            _ => calls::behind_reasoning(dialect, reasoning, lark),
-        };
-        match compile(vocabulary, grammar) {
-            Ok(inner) => Ok(Matcher { inner, size: vocabulary.size, words: Vec::new(), warnings }),
-            Err(what) => Err(match self {
-                Self::JsonSchema(s) => culprit(vocabulary, s, &what),
-                _ => Error::Grammar(what),
-            }),
-        }
+            Self::Tools(_) => return Err(Error::Grammar("calls are no answer beside calls".into())),
+        })
     }
 }
 
 fn json_grammar(schema: &Value) -> String {
-    format!("start: %json {}", lark::with_options(&schema::prepared(schema)))
+    format!("start: %json {}", lark::with_options(&schema::prepared(schema), lark::MAX_SPACE))
 }
 
 fn compile(vocabulary: &Vocabulary, grammar: TopLevelGrammar) -> Result<llguidance::Matcher, String> {
@@ -160,6 +180,10 @@ pub struct Matcher {
     size: u32,
     words: Vec<u32>,
     warnings: Vec<Warning>,
+    spaces: Option<Spaces>,
+    env: TokEnv,
+    /// Ids that begin with white space.
+    blank: Arc<[u32]>,
 }
 
 impl Matcher {
@@ -178,6 +202,13 @@ impl Matcher {
         self.words.extend(mask.as_slice().iter().take(words));
         if let (Some(last), bits @ 1..) = (self.words.last_mut(), self.size % 32) {
             *last &= (1 << bits) - 1;
+        }
+        if self.spaces.as_ref().is_some_and(Spaces::spent) {
+            let left = |(word, blank): (&u32, &u32)| word & !blank != 0;
+            // What a grammar demands is not in excess.
+            if self.words.iter().zip(self.blank.iter()).any(left) {
+                self.words.iter_mut().zip(self.blank.iter()).for_each(|(word, blank)| *word &= !blank);
+            }
         }
         Ok(&self.words)
     }
@@ -198,7 +229,12 @@ impl Matcher {
     pub fn accept(&mut self, id: u32) -> Result<()> {
         let inner = &mut self.inner;
         let done = catch_unwind(AssertUnwindSafe(|| inner.consume_token(id)));
-        done.map_err(|_| gave_up())?.map_err(|e| Error::Grammar(e.to_string()))
+        done.map_err(|_| gave_up())?.map_err(|e| Error::Grammar(e.to_string()))?;
+        if let Some(s) = &mut self.spaces {
+            let word = self.env.tok_trie().token(id);
+            s.take(word.strip_prefix(&[TokTrie::SPECIAL_TOKEN_MARKER]).unwrap_or(word));
+        }
+        Ok(())
     }
 
     /// Whether the output may end here.

@@ -14,6 +14,8 @@ pub(crate) struct Vocabulary {
     pub factory: ParserFactory,
     /// How many ids the tokenizer has; the trie may have one more, for the end.
     pub size: u32,
+    /// Bit `id % 32` of word `id / 32`: the id's text begins with white space.
+    pub blank: Arc<[u32]>,
 }
 
 /// The trie alone: texts that a grammar forces are handed out as text, so nothing here needs to tokenise well.
@@ -53,6 +55,10 @@ impl Vocabulary {
             ends.push(size);
             words.push(b"\xFF<end>".to_vec());
         }
+        let mut blank = vec![0u32; (size as usize).div_ceil(32)];
+        for (id, word) in words.iter().enumerate().take(size as usize) {
+            blank[id / 32] |= u32::from(word.first().is_some_and(u8::is_ascii_whitespace)) << (id % 32);
+        }
         // A word may stand in the trie once only; the first id of each has it.
         let info = TokRxInfo::new(words.len() as u32, ends[0]);
         let trie = TokTrie::from(&info, &words).with_eos_tokens(&ends);
@@ -62,7 +68,7 @@ impl Vocabulary {
             .map_err(|e| Error::Grammar(format!("this vocabulary cannot be constrained: {e}")))?;
         factory.quiet();
         factory.limits_mut().verbose_errors = false;
-        Ok(Self { factory, size })
+        Ok(Self { factory, size, blank: blank.into() })
     }
 }
 

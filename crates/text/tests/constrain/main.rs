@@ -59,6 +59,62 @@ fn sample(t: &Tokenizer, m: &mut Matcher, random: &mut Random) -> Option<Vec<u32
     None
 }
 
+/// Takes white space wherever it may; after that what ends things. How many ids were white space between parts, and in all.
+fn dawdle(t: &Tokenizer, m: &mut Matcher, random: &mut Random) -> (usize, Vec<u32>) {
+    let (mut ids, mut blank, mut string, mut escaped) = (Vec::new(), 0, false, false);
+    while ids.len() < 3000 {
+        let mask = m.mask().unwrap();
+        let allowed: Vec<u32> = (0..t.vocab_size()).filter(|i| mask[*i as usize / 32] >> (i % 32) & 1 == 1).collect();
+        let spaces: Vec<u32> = allowed.iter().copied().filter(|i| b" \n\t".contains(&(*i as u8)) && *i < 256).collect();
+        let end: &[u8] = if string { b"\"" } else { b"\"}]" };
+        let ends: Vec<u32> = allowed.iter().copied().filter(|i| *i >= 256 || end.contains(&(*i as u8))).collect();
+        let from = match () {
+            () if !string && !spaces.is_empty() => &spaces,
+            () if !ends.is_empty() => &ends,
+            () => &allowed,
+        };
+        let id = from[random.below(from.len())];
+        if t.is_eog(id) {
+            return (blank, ids);
+        }
+        m.accept(id).unwrap();
+        ids.push(id);
+        blank += usize::from(!string && b" \n\t".contains(&(id as u8)));
+        match id {
+            _ if escaped => escaped = false,
+            92 if string => escaped = true,
+            34 => string = !string,
+            _ => {}
+        }
+    }
+    (blank, ids)
+}
+
+#[test]
+fn white_space_is_bounded_in_all() {
+    let t = tokenizer(true);
+    let mut random = Random(0xB1A);
+    for (name, schema) in &schemas() {
+        let validator = jsonschema::options().should_validate_formats(true).build(schema).unwrap();
+        let mut m = Constraint::JsonSchema(schema).build(t, &plain(), Reasoning::Off).unwrap();
+        let (blank, ids) = dawdle(t, &mut m, &mut random);
+        assert!(blank <= 34 + ids.len() / 2, "{name}: {blank} of {}", ids.len());
+        let text = t.decode(&ids, false);
+        let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{name}: {e}: {text}"));
+        assert!(validator.is_valid(&value), "{name}: {text}");
+    }
+    // Behind reasoning too, in which it means nothing.
+    let d = Dialect::named("qwen3", t).unwrap();
+    let schema = json!({"type": "array", "items": {"type": "integer"}, "minItems": 200});
+    let mut m = Constraint::JsonSchema(&schema).build(t, &d, Reasoning::Open).unwrap();
+    for id in vocab::ids(t, &format!("a \"{}</think>", " ".repeat(500)), vocab::MARKERS) {
+        assert!(m.allows(id).unwrap());
+        m.accept(id).unwrap();
+    }
+    let (blank, ids) = dawdle(t, &mut m, &mut random);
+    assert!(blank <= 34 + ids.len() / 2, "{blank} of {}", ids.len());
+}
+
 fn plain() -> Dialect {
     Dialect::named("plain", tokenizer(true)).unwrap()
 }

@@ -47,7 +47,7 @@ fn build(
 ) -> Result<Matcher, Error> {
     let t = tokenizer(markers);
     let d = Dialect::named(dialect, t).unwrap();
-    Constraint::Tools(ToolChoice { dialect: &d, tools, choice, parallel }).build(t, &d, r)
+    Constraint::Tools(ToolChoice { dialect: &d, tools, choice, parallel, answer: None }).build(t, &d, r)
 }
 
 fn parse(dialect: &str, t: &Tokenizer, tools: &[Tool], ids: &[u32]) -> (Parsed, Summary) {
@@ -141,6 +141,45 @@ fn auto_lets_text_pass_and_holds_calls_to_their_schema() {
         &format!("{think}<|channel|>commentary to=functions.now <|constrain|>json<|message|>{{}}")
     ));
     assert!(!accepts(&mut make(), t, &format!("{think}<|channel|>commentary to=functions.nix")));
+}
+
+#[test]
+fn without_a_call_an_answer_keeps_to_its_format() {
+    let tools = tools();
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false});
+    let answer = Constraint::JsonSchema(&schema);
+    let calls = [
+        ("qwen3", "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>"),
+        ("qwen3.5", "<tool_call>\n<function=now>\n</function>\n</tool_call>"),
+        ("glm", "<tool_call>now</tool_call>"),
+        ("gemma4", "<|tool_call>call:now{}<tool_call|>"),
+        ("mistral", "[TOOL_CALLS]now[ARGS]{}"),
+    ];
+    for (dialect, call) in calls {
+        let t = tokenizer(true);
+        let d = Dialect::named(dialect, t).unwrap();
+        let make = || {
+            let choice =
+                ToolChoice { dialect: &d, tools: &tools, choice: Choice::Auto, parallel: true, answer: Some(&answer) };
+            Constraint::Tools(choice).build(t, &d, Reasoning::Off).unwrap()
+        };
+        assert!(accepts(&mut make(), t, "{\"a\": 5}"), "{dialect}");
+        assert!(accepts(&mut make(), t, call), "{dialect}");
+        assert!(!accepts(&mut make(), t, "Hello"), "{dialect}");
+        assert!(!accepts(&mut make(), t, "{\"a\": true}"), "{dialect}");
+        assert!(!accepts(&mut make(), t, &call.replace("now", "nix")), "{dialect}");
+    }
+    let t = tokenizer(true);
+    let d = Dialect::named("llama", t).unwrap();
+    let choice = ToolChoice { dialect: &d, tools: &tools, choice: Choice::Auto, parallel: true, answer: Some(&answer) };
+    let refused = Constraint::Tools(choice).build(t, &d, Reasoning::Off);
+    assert!(matches!(&refused, Err(Error::Grammar(what)) if what.contains("tool_choice")), "{refused:?}");
+    let d = Dialect::named("harmony", t).unwrap();
+    let choice = ToolChoice { dialect: &d, tools: &tools, choice: Choice::Auto, parallel: true, answer: Some(&answer) };
+    let make = || Constraint::Tools(choice).build(t, &d, Reasoning::Allowed).unwrap();
+    let think = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant";
+    assert!(accepts(&mut make(), t, &format!("{think}<|channel|>final<|message|>{{\"a\": 1}}")));
+    assert!(!accepts(&mut make(), t, &format!("{think}<|channel|>final<|message|>Hi")));
 }
 
 #[test]

@@ -1,0 +1,90 @@
+//! How much room experts get that do not all fit, and which layers are read for every step where even that is not enough.
+
+use super::Subject;
+use memory::{LayerPlan, Plan, SlotPlan, SlotPool};
+use weights::layers::LayerRuns;
+use weights::record::{Streaming, streaming};
+
+/// What is asked of streaming.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct StreamAsk {
+    /// Stream with at most so many slots, also where everything would fit.
+    pub slots: Option<u32>,
+    /// Read through the page cache.
+    pub page_cache: bool,
+    /// Ask the next layer's router ahead of its time, and read what it names ahead.
+    pub lookahead: bool,
+    /// Compare what is read again with what it was at first.
+    pub verify: bool,
+}
+
+/// Slots that prompts and guesses pass through, where there are many: enough for a disk that reads ahead.
+const PASSING: u32 = 16;
+/// Of the slots, the part that is for passing, where there are few.
+const PASSING_PART: u32 = 8;
+
+/// Gives `p` slots for its experts, as many as its limit allows: W becomes what is loaded and the slots. `None` where its
+/// experts cannot be streamed. It may still not fit: then it has as few slots as it can live with.
+pub(super) fn stream(of: Subject, ask: StreamAsk, p: &Plan, allowance: impl Fn(&Plan) -> u64) -> Option<Plan> {
+    let s = streaming(of.bounds)?;
+    let (_, top_k) = of.family.spec().experts?;
+    let with = |room: u64| {
+        let pools = share(&s, room, top_k, ask.slots);
+        let StreamAsk { page_cache, lookahead, verify, .. } = ask;
+        let slots = Some(SlotPlan { pools, tables: s.tables, heap: s.heap, page_cache, lookahead, verify });
+        let mut p = Plan { slots, ..p.clone() };
+        p.allowance = allowance(&p);
+        p
+    };
+    let least = with(0);
+    let mut room = p.guard.checked_sub(least.total_bytes()).map(|left| left + pool_bytes(&least));
+    // The allowance grows with what is reserved: a second or third look takes that off again.
+    while let Some(bytes) = room {
+        let p = with(bytes);
+        let over = p.total_bytes().saturating_sub(p.guard);
+        if over == 0 {
+            return Some(p);
+        }
+        room = bytes.checked_sub(over.max(1));
+    }
+    Some(least)
+}
+
+fn pool_bytes(p: &Plan) -> u64 {
+    p.slots.as_ref().map_or(0, |s| s.bytes() - s.tables)
+}
+
+/// Cuts `room` bytes into slots, each pool as many as its share of all experts' bytes. At least one row's experts and
+/// what passes beside them have a slot in each.
+fn share(s: &Streaming, room: u64, top_k: u32, most: Option<u32>) -> Vec<SlotPool> {
+    let bytes = |p: &SlotPool| u128::from(p.slot_bytes) * u128::from(p.experts);
+    let all: u128 = s.pools.iter().map(bytes).sum();
+    let slots = |p: &SlotPool| {
+        let part = u128::from(room) * bytes(p) / all.max(1) / u128::from(p.slot_bytes.max(1));
+        let enough = p.experts.saturating_add(PASSING).min(most.unwrap_or(u32::MAX));
+        let least = (top_k + 2).min(p.experts).max(2);
+        u32::try_from(part).unwrap_or(u32::MAX).min(enough).max(least)
+    };
+    let sized = |p: &SlotPool| {
+        let slots = slots(p);
+        SlotPool { slots, passing: (slots / PASSING_PART).clamp(1, PASSING), ..p.clone() }
+    };
+    s.pools.iter().map(sized).collect()
+}
+
+/// Streams as few whole layers of `p` as make it fit, evenly among the others. `None` where not even all of them would do.
+pub(super) fn stream_layers(of: Subject, p: &Plan, allowance: impl Fn(&Plan) -> u64) -> Option<Plan> {
+    let all = LayerRuns::of(of.bounds);
+    for n in (2..=all.len()).step_by(2) {
+        let chosen: Vec<&LayerRuns> = (0..n).map(|i| &all[i * all.len() / n]).collect();
+        let buffer_bytes = chosen.iter().map(|l| l.buffer_bytes()).max()?;
+        let bytes = chosen.iter().map(|l| l.bytes).sum();
+        let layers = Some(LayerPlan { layers: chosen.iter().map(|l| l.layer).collect(), bytes, buffer_bytes });
+        let mut p = Plan { layers, ..p.clone() };
+        p.allowance = allowance(&p);
+        if p.fits() {
+            return Some(p);
+        }
+    }
+    None
+}

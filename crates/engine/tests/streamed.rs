@@ -1,0 +1,282 @@
+//! Models whose experts are read from their file: the same bits as with all of them in memory, whatever arrives when and
+//! whatever goes wrong with reading.
+
+use engine::open::Opened;
+use engine::plan::StreamAsk;
+use engine::{Ask, Executor, Model, OpenOptions, Wanted};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use weights::io::{Access, Fault, Files, Pool, RangeReader, Scripted};
+
+const MIXTURES: [&str; 8] = [
+    "qwen3_moe-a",
+    "qwen3_moe-b",
+    "qwen3_next-a",
+    "qwen3_5_moe-a",
+    "qwen3_5_moe-b",
+    "gemma4_moe-a",
+    "gemma4_moe-b",
+    "glm4_moe-a",
+];
+
+fn how(stream: StreamAsk) -> OpenOptions {
+    let ask = Ask { logit_rows: 64, few: 8, stream, ..Ask::default() };
+    OpenOptions { ask, ..OpenOptions::default() }
+}
+
+fn few() -> StreamAsk {
+    // Fewer than one layer has: the plan takes as few as it can live with.
+    StreamAsk { slots: Some(1), ..StreamAsk::default() }
+}
+
+fn open(dir: &Path, stream: StreamAsk) -> Executor {
+    Model::open(dir.to_path_buf(), &how(stream), &mut |_| {}).unwrap().exec
+}
+
+/// Logits of a prompt in two parts, of single steps, and of several rows at once.
+fn everything(exec: &mut Executor) -> engine::Result<Vec<u32>> {
+    let vocab = exec.family().spec().vocab;
+    let ids: Vec<u32> = (0..90).map(|i| (i * 37 + 11) % vocab).collect();
+    let seq = exec.open()?;
+    let made = (|| {
+        let no = AtomicBool::new(false);
+        let mut all = exec.prefill(seq, &ids[..64], Wanted::All, &no, &mut |_| {})?;
+        all.extend(exec.prefill(seq, &ids[64..70], Wanted::All, &no, &mut |_| {})?);
+        for &id in &ids[70..84] {
+            all.extend(exec.decode(&[(seq, id)])?);
+        }
+        all.extend(exec.verify(seq, &ids[84..90], |_| 6)?);
+        Ok(all.into_iter().map(f32::to_bits).collect())
+    })();
+    exec.close(seq)?;
+    made
+}
+
+fn step(exec: &mut Executor, id: u32) -> engine::Result<Vec<f32>> {
+    let seq = exec.open()?;
+    let logits = exec.decode(&[(seq, id)]);
+    exec.close(seq)?;
+    logits
+}
+
+fn stream_with(exec: &mut Executor, dir: &Path, make: impl Fn(&Files) -> Box<dyn RangeReader>) {
+    let opened = Opened::open(dir.to_path_buf()).unwrap();
+    exec.stream_with(&opened.ck, &opened.bounds, &|files| Ok(make(files))).unwrap();
+}
+
+#[test]
+fn bits_are_those_of_resident_experts_in_any_order_of_arrival() {
+    for name in MIXTURES {
+        let dir = testkit::materialise(name).unwrap();
+        let want = everything(&mut open(dir.path(), StreamAsk::default())).unwrap();
+        let mut exec = open(dir.path(), few());
+        let slots = exec.plan().slots.clone().unwrap();
+        assert!(slots.slots() < slots.experts(), "{name}");
+        assert_eq!(everything(&mut exec).unwrap(), want, "{name}");
+        let s = exec.cache().unwrap();
+        assert!(s.misses > 0 && s.read.bytes > 0, "{name}: {s:?}");
+        stream_with(&mut exec, dir.path(), |f| Box::new(Pool::new(f, 3).unwrap()));
+        assert_eq!(everything(&mut exec).unwrap(), want, "{name}, threads");
+        for seed in 0..3 {
+            stream_with(&mut exec, dir.path(), |f| Box::new(Scripted::new(f, seed, Box::new(|_| None))));
+            assert_eq!(everything(&mut exec).unwrap(), want, "{name}, order {seed}");
+        }
+        let mut exec = open(dir.path(), StreamAsk { lookahead: true, ..few() });
+        assert_eq!(everything(&mut exec).unwrap(), want, "{name}, with guesses");
+        assert!(exec.cache().unwrap().guessed[0] > 0);
+        let all = StreamAsk { slots: Some(u32::MAX), page_cache: true, verify: true, lookahead: true };
+        let mut exec = open(dir.path(), all);
+        assert_eq!(everything(&mut exec).unwrap(), want, "{name}, room for all");
+        let before = exec.cache().unwrap();
+        assert_eq!(everything(&mut exec).unwrap(), want, "{name}, all there");
+        assert_eq!(exec.cache().unwrap().misses, before.misses, "{name}");
+    }
+}
+
+#[test]
+fn a_layer_is_read_no_more_often_than_it_has_to_be() {
+    let dir = testkit::materialise("qwen3_moe-a").unwrap();
+    let mut exec = open(dir.path(), few());
+    let seq = exec.open().unwrap();
+    let ids: Vec<u32> = (0..64).collect();
+    exec.prefill(seq, &ids, Wanted::Last, &AtomicBool::new(false), &mut |_| {}).unwrap();
+    let (s, slots) = (exec.cache().unwrap(), exec.plan().slots.clone().unwrap());
+    assert!(s.misses <= slots.experts(), "each expert once: {s:?}");
+    assert!(s.hits + s.misses + s.foreseen <= slots.experts());
+    // What is read around records is at most the alignment of each.
+    assert!(s.read.bytes <= s.missed_bytes + s.misses * 3 * 2 * 4096, "{s:?}");
+}
+
+#[test]
+fn what_passes_changes_nothing_and_what_does_not_fails_the_one_that_asked() {
+    let dir = testkit::materialise("qwen3_5_moe-a").unwrap();
+    let want = everything(&mut open(dir.path(), StreamAsk::default())).unwrap();
+    let mut exec = open(dir.path(), few());
+    let n = Arc::new(AtomicUsize::new(0));
+    let counter = n.clone();
+    stream_with(&mut exec, dir.path(), move |f| {
+        let counter = counter.clone();
+        let mut failed = std::collections::HashSet::new();
+        let script = move |p: &weights::io::Piece| match counter.fetch_add(1, Ordering::Relaxed) % 11 {
+            1 => Some(Fault::Short(700)),
+            3 => Some(Fault::Interrupted),
+            6 if failed.insert(p.off) => Some(Fault::Io),
+            9 => Some(Fault::Stall(Duration::from_millis(1))),
+            _ => None,
+        };
+        Box::new(Scripted::new(f, 5, Box::new(script)))
+    });
+    assert_eq!(everything(&mut exec).unwrap(), want);
+    assert!(exec.cache().unwrap().read.retries > 0 && n.load(Ordering::Relaxed) > 100);
+
+    let broken = Arc::new(AtomicBool::new(true));
+    let flag = broken.clone();
+    stream_with(&mut exec, dir.path(), move |f| {
+        let flag = flag.clone();
+        Box::new(Scripted::new(f, 6, Box::new(move |_| flag.load(Ordering::Relaxed).then_some(Fault::Io))))
+    });
+    let said = step(&mut exec, 1).unwrap_err().to_string();
+    for part in ["expert ", "layer 0", "model.safetensors", "at byte ", "the disk cannot read it"] {
+        assert!(said.contains(part), "{said}");
+    }
+    broken.store(false, Ordering::Relaxed);
+    assert_eq!(everything(&mut exec).unwrap(), want, "the next one is answered");
+}
+
+#[test]
+fn a_stall_is_waited_for() {
+    let dir = testkit::materialise("qwen3_moe-a").unwrap();
+    let mut exec = open(dir.path(), few());
+    let (once, begun) = (Arc::new(AtomicBool::new(true)), std::time::Instant::now());
+    stream_with(&mut exec, dir.path(), |f| {
+        let once = once.clone();
+        let stall = move |_: &weights::io::Piece| {
+            once.swap(false, Ordering::Relaxed).then_some(Fault::Stall(Duration::from_secs(2)))
+        };
+        Box::new(Scripted::new(f, 8, Box::new(stall)))
+    });
+    let want = step(&mut open(dir.path(), StreamAsk::default()), 3).unwrap();
+    assert_eq!(step(&mut exec, 3).unwrap(), want);
+    assert!(begun.elapsed() >= Duration::from_secs(2));
+}
+
+#[test]
+fn bytes_that_changed_are_found_where_somebody_asked_for_it() {
+    let dir = testkit::materialise("qwen3_moe-a").unwrap();
+    let mut exec = open(dir.path(), StreamAsk { verify: true, ..few() });
+    let wrong = Arc::new(Mutex::new(false));
+    let flag = wrong.clone();
+    stream_with(&mut exec, dir.path(), move |f| {
+        let flag = flag.clone();
+        Box::new(Scripted::new(f, 9, Box::new(move |_| flag.lock().unwrap().then_some(Fault::Wrong))))
+    });
+    let want = everything(&mut exec).unwrap();
+    *wrong.lock().unwrap() = true;
+    let said = everything(&mut exec).unwrap_err().to_string();
+    assert!(said.contains("others than when it was read first"), "{said}");
+    *wrong.lock().unwrap() = false;
+    assert_eq!(everything(&mut exec).unwrap(), want);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_file_that_is_cut_or_replaced_ends_no_process() {
+    let dir = testkit::materialise("qwen3_moe-a").unwrap();
+    let path = dir.path().join("model.safetensors");
+    let mut exec = open(dir.path(), few());
+    let want = everything(&mut exec).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    // Another file in its place: what was opened is still read.
+    let beside = dir.path().join("other");
+    std::fs::write(&beside, vec![0; bytes.len()]).unwrap();
+    let kept = dir.path().join("kept");
+    std::fs::hard_link(&path, &kept).unwrap();
+    std::fs::rename(&beside, &path).unwrap();
+    assert_eq!(everything(&mut exec).unwrap(), want);
+    std::fs::OpenOptions::new().write(true).open(&kept).unwrap().set_len(4096).unwrap();
+    let said = everything(&mut exec).unwrap_err().to_string();
+    assert!(said.contains("the file ends before it"), "{said}");
+    std::fs::write(&kept, bytes).unwrap();
+    assert_eq!(everything(&mut exec).unwrap(), want);
+}
+
+/// Two programs, one file.
+#[test]
+fn a_file_may_be_streamed_twice_at_once() {
+    let dir = testkit::materialise("qwen3_moe-a").unwrap();
+    let want = everything(&mut open(dir.path(), few())).unwrap();
+    std::thread::scope(|s| {
+        let both = [0, 1].map(|_| s.spawn(|| everything(&mut open(dir.path(), few())).unwrap()));
+        both.into_iter().for_each(|t| assert_eq!(t.join().unwrap(), want));
+    });
+}
+
+#[test]
+fn a_limit_below_the_whole_model_gives_experts_what_is_left_of_it() {
+    let dir = testkit::materialise("qwen3_moe-a").unwrap();
+    let opened = Opened::open(dir.path().to_path_buf()).unwrap();
+    let whole = opened.plan(&how(StreamAsk::default())).unwrap();
+    assert!(whole.slots.is_none());
+    let experts: u64 = whole.weights.iter().filter(|w| w.residency == memory::Residency::Cached).map(|w| w.bytes).sum();
+    let limited = |guard: u64| {
+        let mut how = how(StreamAsk::default());
+        (how.ask.guard, how.ask.context) = (guard, engine::Context::Exactly(whole.context));
+        opened.plan(&how)
+    };
+    assert!(limited(whole.total_bytes()).unwrap().slots.is_none());
+    let mut last = u64::MAX;
+    for part in [8, 6, 4] {
+        let guard = whole.total_bytes() - experts + experts * part / 10;
+        let p = limited(guard).unwrap();
+        let slots = p.slots.as_ref().unwrap();
+        assert!(p.fits() && p.total_bytes() + 2 * slots.pools[0].slot_bytes > guard, "all of it is used: {p:?}");
+        assert!(slots.slots() < last);
+        last = slots.slots();
+    }
+    let e = limited(whole.total_bytes() - experts).unwrap_err().to_string();
+    assert!(e.contains("what would help"), "{e}");
+}
+
+/// The reader's choice is not the file's: what refuses direct reads is read through the page cache.
+#[test]
+fn files_are_opened_past_the_page_cache_where_that_is_possible() {
+    let dir = testkit::materialise("qwen3_moe-a").unwrap();
+    let opened = Opened::open(dir.path().to_path_buf()).unwrap();
+    let direct = Files::open(&opened.ck, Access::Direct).unwrap();
+    let cached = Files::open(&opened.ck, Access::PageCache).unwrap();
+    assert!(!cached.is_direct() && cached.align() == 1);
+    assert!(direct.align() == if direct.is_direct() { 4096 } else { 1 });
+}
+
+/// A dense model below its size: layers take turns in two buffers, and the bits are those of all of them in memory.
+#[test]
+fn whole_layers_are_read_where_there_are_no_experts_to_leave_out() {
+    for name in ["qwen3_5-b", "gemma3-a"] {
+        let dir = testkit::materialise(name).unwrap();
+        let want = everything(&mut open(dir.path(), StreamAsk::default())).unwrap();
+        let opened = Opened::open(dir.path().to_path_buf()).unwrap();
+        let mut how = how(StreamAsk::default());
+        let whole = opened.plan(&how).unwrap();
+        (how.ask.context, how.ask.guard) = (engine::Context::Exactly(whole.context), whole.total_bytes() - 1);
+        let plan = opened.plan(&how).unwrap();
+        let layers = plan.layers.clone().unwrap();
+        assert!(
+            plan.fits() && layers.layers.len().is_multiple_of(2) && layers.bytes > 2 * layers.buffer_bytes,
+            "{name}"
+        );
+        let mut exec = Model::load(opened, &how, &mut |_| {}).unwrap().exec;
+        assert_eq!(everything(&mut exec).unwrap(), want, "{name}");
+        let before = exec.cache().unwrap().read.bytes;
+        step(&mut exec, 1).unwrap();
+        assert!(exec.cache().unwrap().read.bytes >= before + layers.bytes - layers.buffer_bytes, "{name}");
+        let path = dir.path().join("model.safetensors");
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        let said = everything(&mut exec).unwrap_err().to_string();
+        assert!(said.contains("layer ") && said.contains("model.safetensors"), "{said}");
+        std::fs::write(&path, bytes).unwrap();
+        assert_eq!(everything(&mut exec).unwrap(), want, "{name}");
+    }
+}
