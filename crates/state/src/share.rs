@@ -127,7 +127,11 @@ impl State {
         match b.snapshot {
             None if b.len > 0 && self.needs_snapshots() => no("this model needs a snapshot"),
             Some(s) if s.at != b.len => no("the snapshot was taken at another length"),
-            Some(s) if s.states.len() != self.layers.states().count() || s.rings.len() != self.rings().count() => {
+            // Before the first position there are no states.
+            Some(s)
+                if b.len > 0
+                    && (s.states.len() != self.layers.states().count() || s.rings.len() != self.rings().count()) =>
+            {
                 no("the snapshot is another model's")
             }
             _ => Ok(()),
