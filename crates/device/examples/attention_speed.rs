@@ -2,6 +2,9 @@
 //! round more than a gigabyte of pages:
 //! `cargo run --release -p device --example attention_speed -- [THREADS] [decode|prefill] [ISA] [FORMAT ..]`.
 //!
+//! `depth=N` takes another depth than 32K and 128K; `cycle=MIB` goes round so many MiB at least (0: one history again and
+//! again, which shows what the arithmetic alone costs when it stays in a cache).
+//!
 //! Medians (least, most) of the time of one call, its rate of stored bytes, and that rate's share of what as many threads
 //! read from memory here. Pages are valid, their numbers random.
 
@@ -13,7 +16,10 @@ const HEADS: u32 = 24;
 const KV: u32 = 4;
 const D: u32 = 256;
 const DEPTHS: [u32; 2] = [32 << 10, 128 << 10];
-const CYCLE: u64 = 1200 << 20;
+/// Bytes of a layer's part of a slab.
+const PART: u64 = 8 << 20;
+/// MiB to go round.
+const CYCLE: u64 = 1200;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -24,13 +30,16 @@ fn main() -> Result<()> {
     let named: Vec<KvFormat> = args.iter().filter_map(|a| KvFormat::named(a)).collect();
     let formats = if named.is_empty() { vec![KvFormat::Bf16, KvFormat::Q8, KvFormat::Tq4] } else { named };
     let isa = Isa::ALL.into_iter().find(|i| args.iter().any(|a| a == i.name()));
+    let number = |name: &str| args.iter().find_map(|a| a.strip_prefix(name)).map(str::parse).transpose();
+    let depths = number("depth=")?.map_or(DEPTHS.to_vec(), |d: u32| vec![d]);
+    let cycle = number("cycle=")?.unwrap_or(CYCLE as u32) as u64 * (1 << 20);
     let gbps = bandwidth(threads);
     println!("{threads} threads read {gbps:.1} GB/s");
     let classes = [("decode", RowClass::Few, 1, 15), ("prefill", RowClass::Many, 256, 3)];
     for (name, class, rows, rounds) in classes.into_iter().filter(|(name, ..)| wants(name)) {
-        for (depth, &fmt) in DEPTHS.into_iter().flat_map(|d| formats.iter().map(move |f| (d, f))) {
-            let mut t =
-                Bench::new(CpuOptions { threads: Some(threads), isa }, fmt, depth, rows, class)?.times(rounds)?;
+        for (depth, &fmt) in depths.iter().flat_map(|&d| formats.iter().map(move |f| (d, f))) {
+            let on = CpuOptions { threads: Some(threads), isa };
+            let mut t = Bench::new(on, fmt, depth, cycle, (rows, class))?.times(rounds)?;
             t.sort_by(f64::total_cmp);
             let (median, bytes) = (t[t.len() / 2], depth as f64 * 2.0 * KV as f64 * fmt.vector_bytes(D) as f64);
             let rate = bytes / median / 1e9;
@@ -49,7 +58,7 @@ fn main() -> Result<()> {
 
 /// Bytes that threads sum up in a second, the best of five rounds over more than any cache holds.
 fn bandwidth(threads: usize) -> f64 {
-    let each = vec![1u64; (CYCLE / 8) as usize / threads];
+    let each = vec![1u64; ((CYCLE << 20) / 8) as usize / threads];
     let all: Vec<Vec<u64>> = (0..threads).map(|_| each.clone()).collect();
     let round = || {
         let begun = Instant::now();
@@ -81,7 +90,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(on: CpuOptions, fmt: KvFormat, depth: u32, n: u32, class: RowClass) -> Result<Self> {
+    fn new(on: CpuOptions, fmt: KvFormat, depth: u32, cycle: u64, (n, class): (u32, RowClass)) -> Result<Self> {
         let ledger = Ledger::new(&[(Tier::Host, 8 << 30)]);
         let mut dev = Cpu::new(on, RegionSizes { step: 16 << 20, carry: 0 })?;
         let alloc = |dev: &mut Cpu, bytes: u64| -> Result<Buf> {
@@ -89,9 +98,10 @@ impl Bench {
         };
         let page_bytes = (2 * KV as u64 * 256 * fmt.vector_bytes(D)).next_multiple_of(4096);
         let pages = (depth + n).div_ceil(256);
-        let histories = CYCLE.div_ceil(pages as u64 * page_bytes) as u32 + 1;
+        let histories = cycle.div_ceil(pages as u64 * page_bytes) as u32 + u32::from(cycle > 0);
+        let histories = histories.max(1);
         let count = pages as u64 * histories as u64;
-        let buf = alloc(&mut dev, count * page_bytes)?;
+        let buf = history(&mut dev, &ledger, count, page_bytes)?;
         let st = StreamView { buf, page_bytes, fmt, heads: KV, d: D, ring: 0, layer: 3, own: None, sink: None };
         let page = page(&st);
         for i in 0..count {
@@ -153,6 +163,18 @@ impl Bench {
         }
         Ok(times)
     }
+}
+
+/// Room for pages, backed slab by slab as in a model's state.
+fn history(dev: &mut Cpu, ledger: &Ledger, count: u64, page_bytes: u64) -> Result<Buf> {
+    let all = dev.reserve_range(count * page_bytes)?;
+    let each = (PART / page_bytes).max(1);
+    for first in (0..count).step_by(each as usize) {
+        let bytes = each.min(count - first) * page_bytes;
+        let part = all.slice(first * page_bytes, bytes).ok_or("a part beyond the range")?;
+        dev.commit_range(part, ledger.reserve(Tier::Host, Class::Kv, "bench", bytes)?)?;
+    }
+    Ok(all)
 }
 
 /// A page of random vectors.

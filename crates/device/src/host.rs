@@ -15,8 +15,9 @@ const LARGE: usize = 2 << 20;
 /// Zeroed, page-aligned memory of its own mapping: pages that are never touched cost nothing, and all of it goes back
 /// to the system when it is dropped.
 ///
-/// Weights, of which every byte is used, ask the system for large pages as far as whole ones fit: `docs/experiments.md`,
-/// E10. What is left behind the last of them lies in small ones, so that no more is resident than was paid for.
+/// Weights, of which every byte is used, ask the system for large pages as far as whole ones fit (`docs/experiments.md`,
+/// E12), and so do the parts of ranges that are backed (E31). What is left beside them lies in small ones, so that no more
+/// is resident than was paid for.
 struct Block {
     map: MmapRaw,
     /// Where it begins in the mapping, and its bytes from there on.
@@ -39,24 +40,32 @@ impl Block {
     }
     /// All of which will be used.
     fn dense(bytes: u64) -> Result<Self> {
-        let large = usize::try_from(bytes).map_or(0, |b| b / LARGE * LARGE);
-        if large == 0 {
-            return Block::new(bytes, true);
-        }
-        // Large pages lie at multiples of their size: addresses in front of the first are not used.
-        let mut block = Block::new(bytes.saturating_add(LARGE as u64), true)?;
-        let at = block.map.as_mut_ptr().addr();
-        (block.first, block.size) = (at.next_multiple_of(LARGE) - at, bytes);
-        block.ask_for_large_pages(large);
+        let block = Block::aligned(bytes, true)?;
+        block.ask_for_large_pages(0, bytes);
         Ok(block)
     }
-    /// Advice only: where the system has no large pages, or none free, small ones do.
+    /// Beginning where a large page may, unless there is no room for one.
+    fn aligned(bytes: u64, promised: bool) -> Result<Self> {
+        if bytes < LARGE as u64 {
+            return Block::new(bytes, promised);
+        }
+        // Large pages lie at multiples of their size: addresses in front of the first are not used.
+        let mut block = Block::new(bytes.saturating_add(LARGE as u64), promised)?;
+        let at = block.map.as_mut_ptr().addr();
+        (block.first, block.size) = (at.next_multiple_of(LARGE) - at, bytes);
+        Ok(block)
+    }
+    /// For the whole large pages inside a part. Advice only: where the system has none, or none free, small ones do.
     #[cfg(target_os = "linux")]
-    fn ask_for_large_pages(&self, bytes: usize) {
-        let _ = self.map.advise_range(memmap2::Advice::HugePage, self.first, bytes);
+    fn ask_for_large_pages(&self, off: u64, len: u64) {
+        let (first, end) = (off.next_multiple_of(LARGE as u64), (off + len) / LARGE as u64 * LARGE as u64);
+        if first < end {
+            let _ =
+                self.map.advise_range(memmap2::Advice::HugePage, self.first + first as usize, (end - first) as usize);
+        }
     }
     #[cfg(not(target_os = "linux"))]
-    fn ask_for_large_pages(&self, _: usize) {}
+    fn ask_for_large_pages(&self, _: u64, _: u64) {}
 
     fn first_byte(&self) -> *mut u8 {
         self.map.as_mut_ptr().wrapping_add(self.first)
@@ -180,7 +189,7 @@ impl HostMemory {
     /// # Errors
     /// [`Error::OutOfMemory`] when there are not so many addresses.
     pub fn reserve_range(&mut self, bytes: u64) -> Result<Buf> {
-        let block = Block::new(bytes, false)?;
+        let block = Block::aligned(bytes, false)?;
         Ok(Buf::whole(self.insert(Held::Range(block, Backed::default())), bytes))
     }
     fn range(&mut self, b: &Buf) -> Result<(&Block, &mut Backed)> {
@@ -200,6 +209,7 @@ impl HostMemory {
         if !whole || !inside || r.bytes() != part.len || backed.touches(part.off, part.len) {
             return Err(Error::BadBuf);
         }
+        block.ask_for_large_pages(part.off, part.len);
         backed.0.insert(part.off, r);
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Whether a model finds sentences again that lie far back in a long text, with its history in several formats.
 //!
-//! `cargo run --release -p engine --example needle -- MODEL TEXT [tokens=8000] [seeds=3] [kv=bf16,f32,...]`
+//! `cargo run --release -p engine --example needle -- MODEL TEXT [tokens=8000] [seeds=3] [kv=bf16,tq4+own-page,...]`
 //!
 //! Ten sentences, each giving a city a number of four digits, are spread over `tokens` tokens of the text. Then every
 //! city is asked for: a number counts as found when greedy decoding says all of its digits. All questions are asked
@@ -25,14 +25,14 @@ fn main() -> Result<()> {
     let option = |name: &str| args.iter().find_map(|a| a.strip_prefix(name));
     let mut plain = args.iter().filter(|a| !a.contains('='));
     let (Some(model), Some(text)) = (plain.next(), plain.next()) else {
-        return Err("needle MODEL TEXT [tokens=8000] [seeds=3] [kv=bf16,f32]".into());
+        return Err("needle MODEL TEXT [tokens=8000] [seeds=3] [kv=bf16,tq4+own-page]".into());
     };
     let tokens: usize = option("tokens=").unwrap_or("8000").parse()?;
     let seeds: u64 = option("seeds=").unwrap_or("3").parse()?;
     let text = std::fs::read_to_string(text)?;
     for kv in option("kv=").unwrap_or("bf16").split(',') {
         let ask = Ask {
-            kv: Some(named(kv)?),
+            kv: Some(kv.parse::<KvSpec>()?),
             few: ROWS,
             context: Context::Exactly(tokens as u32 + 2 * ROWS),
             ..Ask::default()
@@ -48,11 +48,6 @@ fn main() -> Result<()> {
         println!("{kv:<24} all: {found} of {} ", seeds as usize * CITIES.len());
     }
     Ok(())
-}
-
-fn named(kv: &str) -> Result<KvSpec> {
-    let all = memory::KvFormat::ALL.into_iter().map(KvSpec::of);
-    all.into_iter().find(|k| k.describe() == kv).ok_or_else(|| format!("{kv} is no format of history").into())
 }
 
 /// Four digits for a city.

@@ -3,6 +3,7 @@
 mod budget;
 pub mod cgroup;
 mod disk;
+mod history;
 mod linear;
 mod measure;
 mod profile;
@@ -11,7 +12,9 @@ mod watch;
 
 pub use budget::{Budget, Sight, Source};
 pub use measure::{Measure, groups, limits, measure};
-pub use profile::{CpuFacts, DiskFacts, DiskRate, LinearRate, MachineProfile, MemoryFacts, RamRate, date, home};
+pub use profile::{
+    CpuFacts, DiskFacts, DiskRate, HistoryRate, LinearRate, MachineProfile, MemoryFacts, RamRate, date, home,
+};
 pub use ram::read_gbps as ram_read_gbps;
 pub use watch::Watch;
 

@@ -6,7 +6,7 @@ use crate::plan::{Allowance, Ask, Backend, Subject, plan};
 use crate::sampler::Sampling;
 use checkpoint::{Checkpoint, Container, FileId, Meta, Source};
 use device::{Cpu, CpuOptions, Device, Profile, Profiled, Reference};
-use memory::{Component, Plan};
+use memory::Plan;
 use model::Family;
 use text::{ChatTemplate, GgufVocab, HfFiles, Tokenizer};
 use weights::{Bound, Progress};
@@ -63,6 +63,8 @@ pub struct OpenOptions {
     pub ask: Ask,
     /// The backend.
     pub on: On,
+    /// Bytes that the process will hold besides a model: a server's connections, say.
+    pub more: u64,
     /// Where to count what ops cost, if anybody asks.
     pub profile: Option<Profile>,
 }
@@ -91,13 +93,7 @@ impl Opened {
     }
     /// What plans are made for.
     pub fn subject<'a>(&'a self, on: &'a Backend) -> Subject<'a> {
-        let loaded = self
-            .bounds
-            .iter()
-            .filter(|b| !matches!(b.component, Component::Mtp | Component::LayerEmbed))
-            .map(Bound::loaded_bytes)
-            .sum();
-        let beyond = Allowance::of(&self.ck, loaded, &on.caps);
+        let beyond = Allowance::of(&self.ck, &on.caps);
         let streams = (0..self.ck.files()).all(|i| self.ck.path(FileId(i)).is_some());
         Subject { family: self.family.as_ref(), bounds: &self.bounds, on, beyond, streams }
     }
@@ -106,7 +102,10 @@ impl Opened {
     /// # Errors
     /// A refusal, or an instruction set that this machine does not have.
     pub fn plan(&self, how: &OpenOptions) -> Result<Plan> {
-        plan(self.subject(&how.on.backend()?), &how.ask)
+        let on = how.on.backend()?;
+        let mut of = self.subject(&on);
+        of.beyond.more = how.more;
+        plan(of, &how.ask)
     }
 }
 

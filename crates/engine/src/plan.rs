@@ -145,7 +145,8 @@ fn refused(of: Subject, ask: &Ask, p: &Plan) -> Result<Refusal> {
     Ok(Refusal::TooLarge { context: p.context, parts: Parts::of(p), guard: p.guard, smaller, formats, parallel })
 }
 
-/// Formats of history that take fewer bytes than the plan's.
+/// Formats of history that take fewer bytes than the plan's; four bits with the pages beside them without which they cost
+/// much (docs/benchmarks.md).
 fn narrower(p: &Plan, family: &dyn Family) -> Vec<KvSpec> {
     let Some(now) = p.kv.first() else { return Vec::new() };
     let heads = |kv: KvSpec| {
@@ -153,13 +154,27 @@ fn narrower(p: &Plan, family: &dyn Family) -> Vec<KvSpec> {
         state::position_bytes(&decls)
     };
     let have = heads(*now);
-    KvFormat::ALL.into_iter().map(KvSpec::of).filter(|&kv| heads(kv) < have).collect()
+    let beside = Some(KvFormat::Bf16);
+    let advised = |main| match main {
+        KvFormat::Tq4 => KvSpec { main, own_page: beside, sink_page: beside },
+        _ => KvSpec::of(main),
+    };
+    KvFormat::ALL.into_iter().map(advised).filter(|&kv| heads(kv) < have).collect()
 }
 
-/// The formats of history where nobody says otherwise.
-pub fn usual_kv(bounds: &[Bound]) -> KvSpec {
+/// The format of history that loses nothing of the weights' own precision, beside which others are measured: f32 for f32
+/// weights, else bf16.
+pub fn whole_kv(bounds: &[Bound]) -> KvSpec {
     let embed_is_f32 = bounds.iter().any(|b| b.component == Component::Embed && b.dtype == DType::F32);
     KvSpec::of(if embed_is_f32 { KvFormat::F32 } else { KvFormat::Bf16 })
+}
+
+/// The format of history where nobody says otherwise: f32 for f32 weights; else q8, which on text is as good as bf16
+/// (docs/decisions.md), where every layer's heads have a width it is for; else bf16.
+pub fn usual_kv(family: &dyn Family, bounds: &[Bound]) -> KvSpec {
+    let (whole, eight) = (whole_kv(bounds), KvSpec::of(KvFormat::Q8));
+    let fits = || kv_fits(&family.state(&vec![eight; family.spec().n_layers as usize])).is_ok();
+    if whole.main == KvFormat::Bf16 && fits() { eight } else { whole }
 }
 
 fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
@@ -173,7 +188,7 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         weights,
         slots: None,
         layers: None,
-        kv: vec![ask.kv.unwrap_or_else(|| usual_kv(of.bounds)); layers],
+        kv: vec![ask.kv.unwrap_or_else(|| usual_kv(of.family, of.bounds)); layers],
         beside: ask.beside.map_or_else(Vec::new, |kv| vec![kv; layers]),
         context,
         parallel: ask.parallel.max(1),
@@ -402,7 +417,8 @@ pub fn decode_weight_bytes(family: &dyn Family, bounds: &[Bound]) -> u64 {
     bounds.iter().map(|b| decode_read(family, bounds, b)).sum()
 }
 
-/// Bytes of history and recurrent states that the row at position `len - 1` reads, in the formats of `plan`.
+/// Bytes of history and recurrent states that the row at position `len - 1` reads, in the formats of `plan`: a history
+/// that several layers share is read by each of them.
 pub fn history_bytes(family: &dyn Family, plan: &Plan, len: u32) -> u64 {
-    family.state(&plan.kv).iter().map(|d| d.stream.read_bytes(len)).sum()
+    family.state(&plan.kv).iter().map(|d| d.stream.read_bytes(len) * u64::from(family.readers(d.layer))).sum()
 }

@@ -42,7 +42,7 @@ struct Rig {
 fn rig(name: &str, template: &str, context: Option<u32>) -> Rig {
     let dir = testkit::materialise(name).unwrap();
     let context = context.map_or(Context::Usual, Context::Exactly);
-    let how = OpenOptions { ask: Ask { context, ..Ask::default() }, on: On::Reference, profile: None };
+    let how = OpenOptions { ask: Ask { context, ..Ask::default() }, on: On::Reference, ..OpenOptions::default() };
     let model = Model::open(dir.path().to_path_buf(), &how, &mut |_| {}).unwrap();
     let conversation = Conversation::new(ChatTemplate::new(template).unwrap(), None);
     Rig { model, tokenizer: tokenizer(), conversation, _dir: dir }

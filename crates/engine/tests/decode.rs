@@ -12,7 +12,7 @@ const INSERTED: [u32; 3] = [200, 201, 202];
 
 fn model() -> (Model, tempfile::TempDir) {
     let dir = testkit::materialise("llama-a").unwrap();
-    let how = OpenOptions { ask: Ask::default(), on: On::Reference, profile: None };
+    let how = OpenOptions { ask: Ask::default(), on: On::Reference, ..OpenOptions::default() };
     (Model::open(dir.path().to_path_buf(), &how, &mut |_| {}).unwrap(), dir)
 }
 

@@ -102,7 +102,8 @@ fn a_guard_too_small_refuses_before_reading_and_says_what_is_needed() {
     let e = Model::open(path(), &how, &mut |_| panic!("nothing may be read")).err().unwrap().to_string();
     assert!(e.contains("10 MiB may be used") && e.contains("a smaller model"), "{e}");
     // With room for the weights but not for the whole context, less context is taken.
-    let all = open(Ask::default()).exec.plan().clone();
-    let less = open(Ask { guard: all.total_bytes() - all.kv_bytes / 2, ..Ask::default() });
+    let kv = Some(memory::KvSpec::of(memory::KvFormat::Bf16));
+    let all = open(Ask { kv, ..Ask::default() }).exec.plan().clone();
+    let less = open(Ask { kv, guard: all.total_bytes() - all.kv_bytes / 2, ..Ask::default() });
     assert!(less.exec.plan().context < all.context && less.exec.plan().total_bytes() <= less.exec.plan().guard);
 }

@@ -41,7 +41,8 @@ fn rig(name: &str, on: On) -> Rig {
 fn rig_with(name: &str, on: On, ask: Ask) -> Rig {
     let dir = testkit::materialise(name).unwrap();
     let ask = Ask { logit_rows: 256, few: 8, parallel: 4, ..ask };
-    let model = Model::open(dir.path().to_path_buf(), &OpenOptions { ask, on, profile: None }, &mut |_| {}).unwrap();
+    let model =
+        Model::open(dir.path().to_path_buf(), &OpenOptions { ask, on, ..OpenOptions::default() }, &mut |_| {}).unwrap();
     Rig { model, expected: testkit::expected(name).unwrap(), _dir: dir }
 }
 
@@ -294,7 +295,7 @@ fn a_real_step_takes_exactly_the_metered_workspace() {
         for (chunk, few, logit_rows) in [(64, 1, 1), (128, 4, 128), (256, 8, 3)] {
             let dir = testkit::materialise(name).unwrap();
             let ask = Ask { chunk, few, logit_rows, ..Ask::default() };
-            let how = OpenOptions { ask, on: cpu(), profile: None };
+            let how = OpenOptions { ask, on: cpu(), ..OpenOptions::default() };
             let mut model = Model::open(dir.path().to_path_buf(), &how, &mut |_| {}).unwrap();
             let ids: Vec<u32> = (0..chunk).map(|i| i % 200).collect();
             let exec = &mut model.exec;

@@ -156,7 +156,7 @@ fn open(dir: &Path, on: On) -> Model {
         kv: Some(memory::KvSpec::of(memory::KvFormat::F32)),
         ..Ask::default()
     };
-    Model::open(dir.to_path_buf(), &OpenOptions { ask, on, profile: None }, &mut |_| {}).unwrap()
+    Model::open(dir.to_path_buf(), &OpenOptions { ask, on, ..OpenOptions::default() }, &mut |_| {}).unwrap()
 }
 
 fn prefilled(model: &mut Model, ids: &[u32]) -> Vec<f32> {

@@ -1,7 +1,7 @@
 //! What is planned, refused and advised, from tiny checkpoints; no weight is read.
 
 use engine::open::{On, Opened};
-use engine::plan::{Ask, Context, Refusal, max_context, plan};
+use engine::plan::{Ask, Context, Refusal, history_bytes, max_context, plan};
 use engine::{Error, Executor, Model, OpenOptions, Wanted};
 use memory::pages::pages_for;
 use memory::{KvFormat, KvSpec, Plan};
@@ -83,6 +83,26 @@ fn the_allowance_counts_threads() {
         plan(o.subject(&on), &Ask::default()).unwrap().allowance
     };
     assert!(with(1) > 1 << 20 && with(8) > with(1));
+}
+
+/// What a caller says it will hold besides is in the allowance, and in what is refused.
+#[test]
+fn what_the_caller_adds_is_planned() {
+    let (_dir, o) = opened("llama-a");
+    let with =
+        |more, guard| o.plan(&OpenOptions { ask: Ask { guard, ..exactly(256) }, more, ..OpenOptions::default() });
+    let (alone, served) = (with(0, u64::MAX).unwrap(), with(3 << 20, u64::MAX).unwrap());
+    assert_eq!(served.allowance, alone.allowance + (3 << 20));
+    assert!(with(0, alone.total_bytes()).is_ok() && with(4096, alone.total_bytes()).is_err());
+}
+
+/// Layers 3 and 4 read the window of layer 1, layer 5 the history of layer 2.
+#[test]
+fn history_that_layers_share_is_read_by_each_of_them() {
+    let (_dir, o) = opened("gemma4_e-a");
+    let p = planned(&o, &exactly(512)).unwrap();
+    let (window, full) = (2 * 16 * 4 * 8, 2 * 32 * 4 * 100);
+    assert_eq!(history_bytes(o.family.as_ref(), &p, 100), 4 * window + 2 * full);
 }
 
 /// Two histories of one model, read side by side, are two, and the same format in both gives the same logits.

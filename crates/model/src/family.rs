@@ -107,6 +107,10 @@ pub trait Family: Send + Sync {
     fn tensors(&self) -> &[Want];
     /// What a sequence keeps, with `kv` for each layer's history.
     fn state(&self, kv: &[KvSpec]) -> Vec<Decl>;
+    /// Layers that read what layer `l` keeps: more than itself where later ones have no history of their own.
+    fn readers(&self, _l: u32) -> u32 {
+        1
+    }
     /// Writes the configuration as GGUF keys, with the architecture's name there.
     fn export(&self, out: &mut Meta);
     /// What a row carries between layers.

@@ -85,7 +85,7 @@ pub struct On {
     pub device: Device,
     /// Format of the attention history: f32, bf16, q8 or tq4. Behind q8 and tq4 may stand +own-page (a position reads the
     /// 256 positions it is among as bf16) and +sink-page (the first 256 are read as bf16)
-    /// [default: f32 for f32 weights, else bf16]
+    /// [default: f32 for f32 weights; else q8 where heads have 64, 128, 256 or 512 columns, else bf16]
     #[arg(long, value_name = "FORMAT")]
     pub kv: Option<KvSpec>,
     /// Rows of a prompt that go through a layer together, so that its experts are read once for all of them

@@ -19,7 +19,7 @@ pub fn load(model: Option<&str>, on: &args::On, logit_rows: u32, verbose: bool) 
 
 /// What the flags say about opening a model.
 pub fn options(on: &args::On, logit_rows: u32) -> anyhow::Result<OpenOptions> {
-    Ok(OpenOptions { ask: ask(on, logit_rows), on: backend(on)?, profile: None })
+    Ok(OpenOptions { ask: ask(on, logit_rows), on: backend(on)?, ..OpenOptions::default() })
 }
 
 /// What this process may hold: `--memory`, or less where there is less, or what there is.

@@ -17,7 +17,7 @@ fn a_quick_look_is_whole_and_kept_and_leaves_no_file_behind() {
     // Under 8 s on an idle machine; tests share theirs.
     assert!(seconds < 60.0, "{seconds} s");
     let seen: Value = common::Ran::from(out).json();
-    assert_eq!((&seen["version"], &seen["quick"]), (&1.into(), &true.into()));
+    assert_eq!((&seen["version"], &seen["quick"]), (&2.into(), &true.into()));
     assert!(seen["date"].as_str().unwrap().ends_with("UTC"));
     assert!(seen["cpu"]["threads"].as_u64().unwrap() >= 1);
     assert!(["scalar", "avx2", "avx512"].contains(&seen["cpu"]["isa"].as_str().unwrap()));
@@ -32,8 +32,10 @@ fn a_quick_look_is_whole_and_kept_and_leaves_no_file_behind() {
         disk_rates,
         rates(&seen["linear"], "gemv_gbps"),
         rates(&seen["linear"], "gemm_gmadds"),
+        rates(&seen["history"], "gbps"),
     ];
     assert!(all.iter().all(|part| !part.is_empty() && part.iter().all(|r| *r > 0.0)), "{all:?}");
+    assert!(seen["call_us"].as_f64().unwrap() > 0.0);
     let kept = MachineProfile::load_from(home.path()).unwrap().unwrap();
     assert_eq!(serde_json::to_value(&kept).unwrap(), seen, "what is kept is what was said");
     assert_eq!(std::fs::read_dir(disk.path()).unwrap().count(), 0);

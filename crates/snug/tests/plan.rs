@@ -25,7 +25,12 @@ fn the_json_says_what_is_promised_in_whole_bytes() {
     assert_eq!(int(&p["guard_bytes"]), 8 << 30);
     assert_eq!(int(&p["left_bytes"]), (8 << 30) - parts);
     assert_eq!((int(&p["context"]), int(&p["max_context"])), (2048, 2048));
-    assert_eq!(int(&p["kv"]["total"]), int(&p["kv"]["bytes_per_position"]) * 2048);
+    assert_eq!(p["kv"]["format"], "q8");
+    // Pages of a layer are filled up to whole blocks of a disk.
+    let (positions, pages) = (int(&p["kv"]["bytes_per_position"]) * 2048, 2048 / 256);
+    assert!((positions..positions + 2 * pages * 4096).contains(&int(&p["kv"]["total"])), "{p}");
+    let whole = plan(&["--memory", "8GiB", "--kv", "bf16"]);
+    assert_eq!(int(&whole["kv"]["total"]), int(&whole["kv"]["bytes_per_position"]) * 2048);
     for field in ["load_s", "prefill_tps", "decode_tps"] {
         assert!(p["forecast"][field].is_null(), "nothing was measured here: {p}");
     }
@@ -97,6 +102,20 @@ fn a_context_that_does_not_fit_is_refused_everywhere_with_what_would_help() {
     assert!(said.contains("more than the 1024 positions"), "{said}");
 }
 
+/// The history of a 27B model at all of its positions: 16 layers, 4 key heads, vectors of 256 in 130 bytes.
+#[test]
+fn a_quarter_of_a_million_positions_in_four_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("27b.gguf").display().to_string();
+    snug(&["synth", "qwen3.8-27b", &file, "--sparse", "--vocab", "512"]).ok();
+    let of = |kv: &str| snug(&["plan", &file, "--kv", kv, "--context", "262144", "--memory", "64GiB", "--json"]).json();
+    let p = of("tq4");
+    assert_eq!(int(&p["kv"]["bytes_per_position"]), 16_640);
+    assert_eq!(int(&p["kv"]["total"]), 4_160 << 20);
+    assert_eq!(int(&p["context"]), 262_144);
+    assert_eq!(int(&of("bf16")["kv"]["total"]), 16 << 30);
+}
+
 #[test]
 fn more_sequences_take_more_history() {
     let (one, four) = (plan(&["--memory", "8GiB"]), plan(&["--memory", "8GiB", "--parallel", "4"]));
@@ -111,7 +130,7 @@ fn the_same_format_twice_costs_nothing_and_another_one_is_compared() {
     std::fs::write(&file, "The keeper lit the lamp. The sea was quiet that night, and so was he.\n".repeat(8)).unwrap();
     let (model, file) = (default_model(), file.display().to_string());
     let of = |more: &[&str]| snug(&[&["perplexity", &model, "-f", &file, "--json"], more].concat()).json();
-    let same = of(&["--context", "64"]);
+    let same = of(&["--context", "64", "--kv", "bf16"]);
     assert_eq!((same["kl_mean"].as_f64(), same["top1_agreement"].as_f64()), (Some(0.0), Some(1.0)));
     assert_eq!(same["delta_vs"].as_f64(), Some(0.0));
     let f32s = of(&["--kv", "f32", "--tokens", "80"]);

@@ -16,6 +16,20 @@ fn content(v: &Value) -> &str {
     v["choices"][0]["message"]["content"].as_str().unwrap()
 }
 
+/// A server holds more than a process that answers once, so what is just enough for that is refused, before it loads.
+#[test]
+fn a_budget_has_room_for_the_server_itself() {
+    let model = default_model();
+    let plan = common::snug(&["plan", &model, "--context", "512", "--json"]).json();
+    let total = plan["total_bytes"].as_u64().unwrap();
+    let memory = (total + (4 << 20)).to_string();
+    let ran = common::snug(&["serve", &model, "--port", "0", "--context", "512", "--memory", &memory]);
+    assert!(ran.code == Some(2) && ran.err.contains("what would help"), "{ran:?}");
+    let memory = (total + (64 << 20)).to_string();
+    let served = Served::start(&[&model, "--context", "512", "--memory", &memory]);
+    assert_eq!(served.terminate(), Some(0));
+}
+
 #[test]
 fn the_engine_answers_and_a_seed_repeats_its_answer_streamed_or_not() {
     let s = Served::start(&[&default_model()]);

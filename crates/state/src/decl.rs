@@ -130,13 +130,16 @@ impl Limits {
     }
 }
 
-/// Bytes of a slab, about.
-const SLAB: u64 = 16 << 20;
+/// Least and most bytes of a slab over all layers, about.
+const SLAB: [u64; 2] = [16 << 20, 128 << 20];
+/// Bytes of a layer's part of a slab, about, where that is between them: most of it is whole large pages of 2 MiB.
+const PART: u64 = 8 << 20;
 
-/// Pages of a slab for these streams: about 16 MiB over all layers, one page at least.
+/// Pages of a slab for these streams: about 8 MiB of each layer, but 16 to 128 MiB of all together; one page at least.
 pub fn slab_pages(decls: &[Decl]) -> u32 {
-    let page: u64 = decls.iter().filter_map(|d| d.stream.history_page()).fold(0, u64::saturating_add);
-    (SLAB / page.max(1)).clamp(1, 1 << 16) as u32
+    let pages = || decls.iter().filter_map(|d| d.stream.history_page());
+    let slab = PART.saturating_mul(pages().count() as u64).clamp(SLAB[0], SLAB[1]);
+    (slab / pages().fold(0, u64::saturating_add).max(1)).clamp(1, 1 << 16) as u32
 }
 
 /// Bytes of history that one more position takes, without what fills pages up to whole blocks of a disk.

@@ -101,6 +101,7 @@ pub fn scale(x: f32) -> f16 {
 
 /// Encodes a vector of a width that the [format fits](KvFormat::fits). `codes` has the format's
 /// [`code_bytes`](KvFormat::code_bytes). Returns the scale of a rotated format.
+#[inline(always)]
 pub fn encode(fmt: KvFormat, signs: &Signs, x: &[f32], codes: &mut [u8]) -> Option<f16> {
     match fmt {
         KvFormat::F32 => {

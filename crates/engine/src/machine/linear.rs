@@ -14,6 +14,8 @@ const DTYPES: [DType; 5] =
 const K: u32 = 4096;
 /// `[n, k]` of the small one, and the rows it meets.
 const SMALL: (u32, u32, u32) = (512, 1024, 256);
+/// Width of one that is all overhead, yet large enough to be shared by the threads.
+const TINY: u32 = 512;
 /// Room for what a layer needs besides its operands.
 const SCRATCH: u64 = 32 << 20;
 
@@ -38,6 +40,18 @@ pub fn measure(bytes: u64, time: Duration) -> Result<Vec<LinearRate>> {
         });
     }
     Ok(all)
+}
+
+/// Microseconds of a layer so small that its weights hardly count: what it costs to hand one to the threads and to wait for
+/// them.
+///
+/// # Errors
+/// Memory that is not there.
+pub fn call_us(time: Duration) -> Result<f64> {
+    let mut cpu = Cpu::new(CpuOptions::default(), RegionSizes { step: SCRATCH, carry: 0 })?;
+    let ledger = Ledger::new(&[(Tier::Host, 64 << 20)]);
+    let q4 = DType::Block(Block::Q4_0);
+    Ok(layer(&mut cpu, &ledger, q4, (TINY, TINY, 1), RowClass::Few, time)? * 1e6)
 }
 
 /// Median seconds of one layer `[n, k]` over some rows.
@@ -89,5 +103,6 @@ mod tests {
         let r = measure(1 << 20, Duration::ZERO).unwrap();
         assert_eq!(r.iter().map(|r| &*r.dtype).collect::<Vec<_>>(), ["F32", "BF16", "Q8_0", "Q4_0", "Q4_K"]);
         assert!(r.iter().all(|r| r.gemv_gbps > 0.0 && r.gemm_gmadds > 0.0));
+        assert!(call_us(Duration::ZERO).unwrap() > 0.0);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::cgroup::{self, Group, Limit};
 use super::profile::{CpuFacts, MachineProfile, MemoryFacts, VERSION, date};
-use super::{available_memory, disk, field_kib, linear, ram};
+use super::{available_memory, disk, field_kib, history, linear, ram};
 use crate::error::Result;
 use device::Isa;
 use std::collections::HashSet;
@@ -41,6 +41,9 @@ pub fn measure(how: &Measure, on_part: &mut dyn FnMut(&'static str)) -> Result<M
     let disk_read = disk::measure(&how.dir, bytes, time(60, 500));
     on_part("kernels");
     let linear = linear::measure((if how.quick { 64 << 20 } else { 512 << 20 }).min(spare), time(60, 500))?;
+    let call_us = linear::call_us(time(60, 300))?;
+    on_part("attention");
+    let history = history::measure((if how.quick { 64 << 20 } else { 256 << 20 }).min(spare), time(60, 500))?;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let gpus = gpus();
     Ok(MachineProfile {
@@ -54,6 +57,8 @@ pub fn measure(how: &Measure, on_part: &mut dyn FnMut(&'static str)) -> Result<M
         ram_read,
         disk_read,
         linear,
+        call_us,
+        history,
     })
 }
 

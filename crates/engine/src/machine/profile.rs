@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 /// Version of the file; one of another version is measured anew.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 const FILE: &str = "machine.json";
 
 /// A machine. Rates are in 10^9 bytes a second.
@@ -33,6 +33,10 @@ pub struct MachineProfile {
     pub disk_read: DiskFacts,
     /// Linear layers on the CPU backend.
     pub linear: Vec<LinearRate>,
+    /// Microseconds that a small one takes, whatever it reads.
+    pub call_us: f64,
+    /// Attention of one row over a long history.
+    pub history: Vec<HistoryRate>,
 }
 
 /// A processor.
@@ -105,6 +109,15 @@ pub struct LinearRate {
     pub gemv_gbps: f64,
     /// Multiply-adds for many rows, 10^9 a second.
     pub gemm_gmadds: f64,
+}
+
+/// Attention of one row over a long history in one format.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HistoryRate {
+    /// The format.
+    pub format: String,
+    /// Stored bytes.
+    pub gbps: f64,
 }
 
 /// Where models and the machine's profile are kept: `$SNUG_HOME`, else `$XDG_DATA_HOME/snug`, else
@@ -196,6 +209,8 @@ mod tests {
                 rates: vec![DiskRate { block: 4096, depth: 2, gbps: 0.1 }],
             },
             linear: vec![LinearRate { dtype: "Q4_0".into(), gemv_gbps: 1.5, gemm_gmadds: 100.0 }],
+            call_us: 4.5,
+            history: vec![HistoryRate { format: "q8".into(), gbps: 7.0 }],
         }
     }
 

@@ -9,7 +9,7 @@ use device::Caps;
 use memory::Plan;
 
 /// The program's own pages, its libraries, and the heap of a process that did nothing yet.
-const PROGRAM: u64 = 17 << 19;
+const PROGRAM: u64 = 27 << 19;
 /// The part of a kernel thread's stack that is ever touched, with what the C library keeps for a thread.
 const THREAD: u64 = 96 << 10;
 /// Of a tokenizer made from lists: for each token and each merge, besides their bytes.
@@ -33,18 +33,18 @@ pub struct Allowance {
     pub threads: u64,
     /// Tokenizer and chat template.
     pub text: u64,
-    /// Of a checkpoint inside the program, what is not loaded: the system maps its file in pieces too large to leave
-    /// anything out.
+    /// Of a checkpoint inside the program, what lies before its tensors: its metadata are read where they are, like the
+    /// tensors that are loaded.
     pub mapped: u64,
     /// What the caller adds: a server's connections, say.
     pub more: u64,
 }
 
 impl Allowance {
-    /// For a checkpoint on a backend; `loaded` bytes of its weights are loaded.
-    pub fn of(ck: &Checkpoint, loaded: u64, caps: &Caps) -> Self {
+    /// For a checkpoint on a backend.
+    pub fn of(ck: &Checkpoint, caps: &Caps) -> Self {
         let embedded = ck.tensors().filter(|t| ck.embedded(t.at).is_some());
-        let mapped = embedded.map(|t| t.at.off + t.at.len).max().map_or(0, |end| end.saturating_sub(loaded));
+        let mapped = embedded.map(|t| t.at.off).min().unwrap_or(0);
         Allowance { program: PROGRAM, threads: THREAD * caps.threads as u64, text: text(ck.meta()), mapped, more: 0 }
     }
     /// With what follows from the plan: copies of logits, the sampler's lists, and the system's tables of all pages.

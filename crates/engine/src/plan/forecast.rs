@@ -1,11 +1,12 @@
 //! How long things will take on a machine that was measured: bytes over the rates at which they are read,
-//! multiply-adds over the rates at which they are done. What a profile does not hold (threads waiting for each other,
-//! small matrices, attention) is not in it, so small models are slower than forecast.
+//! multiply-adds over the rates at which they are done, and what each matrix costs however small it is. Attention of
+//! prompts is not in it.
 
-use super::{Subject, decode_read, history_bytes};
+use super::{Subject, decode_read};
 use crate::machine::{LinearRate, MachineProfile};
 use checkpoint::{Block, DType};
-use memory::{Component, Plan};
+use memory::{Component, KvFormat, Plan};
+use state::{Decl, Stream};
 use weights::{Bound, Role};
 
 /// What to expect. `None` where the profile lacks what it follows from.
@@ -63,11 +64,10 @@ pub fn forecast(of: Subject, plan: &Plan, machine: &MachineProfile) -> Forecast 
     let streamed = Streamed::of(plan, top_k, disk);
     let decode = |len: u32| {
         let read = |b: &Bound| Some(decode_read(of.family, of.bounds, b) as f64 / gemv(machine, b.dtype)?);
-        let weights = of.bounds.iter().map(read).sum::<Option<f64>>()?;
-        let history = history_bytes(of.family, plan, len) as f64 / ram(machine, of.on.caps.threads)?;
+        let weights = of.bounds.iter().map(read).sum::<Option<f64>>()? + calls(of) as f64 * machine.call_us / 1e6;
         // What is read while nothing is computed and the other way round: the whole of both is the careful answer.
         let disk = streamed.map_or(Some(0.0), |s| s.seconds())?;
-        positive(1.0 / (weights + history + disk))
+        positive(1.0 / (weights + looking(of, plan, machine, len)? + disk))
     };
     Forecast {
         load_s: disk.and_then(|d| positive(loaded(plan) as f64 / d)),
@@ -110,6 +110,30 @@ pub(super) fn row_seconds(of: Subject, m: &MachineProfile) -> Option<f64> {
         (_, Role::Experts { count, .. }) => b.n as f64 * b.k as f64 * count.min(top_k) as f64,
     };
     of.bounds.iter().map(|b| Some(madds(b) / (like(m, b.dtype)?.gemm_gmadds * 1e9))).sum()
+}
+
+/// Matrices that a decoded token is multiplied with, one after the other: each has its threads to wait for.
+fn calls(of: Subject) -> usize {
+    let one = |b: &&Bound| {
+        let looked_up = matches!(b.component, Component::Mtp | Component::Embed | Component::LayerEmbed);
+        !looked_up && !matches!(b.role, Role::Vector)
+    };
+    of.bounds.iter().filter(one).count()
+}
+
+/// Seconds in which the row at position `len - 1` goes through its histories, at the rates of their formats, and states.
+fn looking(of: Subject, plan: &Plan, m: &MachineProfile, len: u32) -> Option<f64> {
+    let ram = ram(m, of.on.caps.threads)?;
+    let rate = |fmt: KvFormat| m.history.iter().find(|h| h.format == fmt.name()).map_or(ram, |h| h.gbps * 1e9);
+    let one = |d: &Decl| {
+        let rate = match d.stream {
+            Stream::History { kv, .. } => rate(kv.main),
+            Stream::Ring { fmt, .. } => rate(fmt),
+            Stream::Recurrent { .. } => ram,
+        };
+        d.stream.read_bytes(len) as f64 * f64::from(of.family.readers(d.layer)) / rate
+    };
+    Some(of.family.state(&plan.kv).iter().map(one).sum())
 }
 
 /// Bytes a second of weights of a type, for one row.

@@ -129,6 +129,9 @@ impl Family for Gemma4 {
     fn shares_history(&self) -> bool {
         (0..).zip(&self.cfg.layers).any(|(l, of)| of.history != l)
     }
+    fn readers(&self, l: u32) -> u32 {
+        self.cfg.layers.iter().filter(|of| of.history == l).count() as u32
+    }
     fn side(&self) -> Option<SideTable> {
         let p = self.per_layer.as_ref()?;
         Some(SideTable { table: p.table, width: p.width * self.spec.n_layers })

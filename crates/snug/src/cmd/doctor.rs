@@ -79,6 +79,11 @@ fn print(p: &MachineProfile) -> anyhow::Result<()> {
     for r in &p.linear {
         line(format_args!("  {:<12} {:>24.2} {:>33.1}", r.dtype, r.gemv_gbps, r.gemm_gmadds))?;
     }
+    line(format_args!("  a small one takes {:.1} us, whatever it reads", p.call_us))?;
+    line("\nattention of one row over a long history, GB/s of what is stored")?;
+    for r in &p.history {
+        line(format_args!("  {:<12} {:>24.2}", r.format, r.gbps))?;
+    }
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use crate::progress::Bar;
 use crate::resolve;
 use engine::open::Opened;
 use engine::perplexity::{Comparison, chunk_rows, compare};
-use engine::plan::usual_kv;
+use engine::plan::whole_kv;
 use engine::{Context, Error, Model};
 use memory::KvSpec;
 use serde_json::json;
@@ -27,7 +27,7 @@ pub fn run(a: &PerplexityArgs, verbose: bool) -> anyhow::Result<Ended> {
     let opened = Opened::open(resolve::source(a.model.as_deref())?)?;
     let spec = opened.family.spec();
     let mut how = options(&a.on, chunk_rows(spec.vocab))?;
-    let base = usual_kv(&opened.bounds);
+    let base = whole_kv(&opened.bounds);
     how.ask.chunk = chunk_rows(spec.vocab);
     how.ask.beside = Some(base);
     if how.ask.context == Context::Usual {

@@ -177,7 +177,7 @@ fn print_forecast(f: &Facts) -> anyhow::Result<()> {
     let say = |x: Option<f64>| x.map_or_else(|| "unknown".into(), |x| format!("{x:.1}"));
     line(format_args!(
         "\nforecast, from what was measured on {}: loaded in {} s from disk; prompts at {} tokens/s; answers at {} tokens/s, \
-         {} at the end of the context. Waiting of threads and attention of prompts come on top: small models are slower.",
+         {} at the end of the context. Attention of prompts comes on top.",
         m.date,
         say(c.load_s),
         say(c.prefill_tps),

@@ -103,7 +103,7 @@ fn listen_fault(e: server::Error) -> anyhow::Error {
 
 fn source(a: &ServeArgs) -> anyhow::Result<Source> {
     let Some(backend) = a.backend.as_deref() else {
-        return Ok(Source::Engine(options(&a.on, 1)?));
+        return Ok(Source::Engine(OpenOptions { more: beside(a.queue), ..options(&a.on, 1)? }));
     };
     let Some(file) = backend.strip_prefix("script:") else {
         return usage(format!("--backend is {backend:?}; known is script:FILE"));
@@ -120,6 +120,19 @@ fn share(a: &ServeArgs) -> anyhow::Result<Share> {
     let snapshots = if a.reuse == Reuse::Off { 0 } else { (a.snapshots as u64) << 20 };
     let keeping = Keeping { snapshots, park: Park::F32, exact: a.reuse == Reuse::Exact };
     Ok(Share { patience: a.patience, keeping, stats: a.on.stats })
+}
+
+/// What serving holds beyond running: measured as differences between `serve` and `run` (docs/benchmarks.md). The texts
+/// of a request that are longer than its model's context are not in it; they are seen by the watch.
+fn beside(queue: u32) -> u64 {
+    /// Its code, its threads, the runtime.
+    const SERVER: u64 = 5 << 20;
+    /// What holds answers to a schema, made when the first one asks for it.
+    const CONSTRAINTS: u64 = 22 << 20;
+    /// A connection with its request and what is kept of its answer.
+    const CONNECTION: u64 = 40 << 10;
+    // One runs, the others wait.
+    SERVER + CONSTRAINTS + CONNECTION * (u64::from(queue) + 1)
 }
 
 fn config(a: &ServeArgs) -> anyhow::Result<Config> {

@@ -2,10 +2,10 @@
 //! threads may read, and whose sums meet in a fixed tree. The cut follows from the row's own position, and so do its bits.
 
 use super::attention::{Attention, Sources, TILE, exp1};
-use super::packed::{Keys, outside};
+use super::packed::Keys;
 use super::pages::{PAGE, Pages, Trouble};
 use super::stored::{Stored, WithFormat, pick, pick_beside};
-use super::tile::{HEADS, Tile, by_scales, soften};
+use super::tile::{HEADS, Query, Tile, soften, soften_all};
 use crate::cpu::Cx;
 use crate::cpu::lanes::{Lanes, Work, dispatch};
 use crate::error::Result;
@@ -145,6 +145,17 @@ impl<S: Stored> Work for Turn<'_, S> {
     }
 }
 
+/// A tile in its page.
+#[derive(Clone)]
+struct Place {
+    /// Its first vector.
+    base: usize,
+    /// Those of it that count.
+    seen: Range<usize>,
+    /// Bytes of one.
+    vector: usize,
+}
+
 /// One partition of one row, for all query heads of a key head.
 struct Part<'a, S> {
     few: Few<'a>,
@@ -191,12 +202,16 @@ impl<S: Stored> Part<'_, S> {
         while start < end {
             let n = (start / TILE * TILE + TILE).min(end) - start;
             let Some(at) = few.trouble.unless(pages.at(seq, start, self.kv)) else { return };
+            // The tile that follows is asked for while this one is at work.
+            let next = pages.at(seq, (start + n).min(end - 1), self.kv).unwrap_or(at);
+            let ahead = (start + n) % PAGE / TILE * TILE * pages.vector;
+            let next = (next.0.wrapping_add(ahead), next.1.wrapping_add(ahead));
             for first in (0..group).step_by(HEADS) {
                 let heads = self.kv * group + first..self.kv * group + group.min(first + HEADS);
                 // SAFETY: n vectors from `start` on lie in the page; a tile never leaves it.
                 unsafe {
                     if S::ROTATED {
-                        self.rotated::<L>(pages, heads, at, start % PAGE, n);
+                        self.rotated::<L>(pages, heads, [at, next], start % PAGE, n);
                     } else {
                         self.tile::<L>(pages, heads, at, start % PAGE, n);
                     }
@@ -265,19 +280,20 @@ impl<S: Stored> Part<'_, S> {
 }
 
 impl<S: Stored> Part<'_, S> {
-    /// As [`tile`](Self::tile), of a rotated history.
+    /// As [`tile`](Self::tile), of a rotated history; at `next` are the keys and values that come after.
     #[inline(always)]
     unsafe fn rotated<L: Lanes>(
         &self,
         pages: &Pages,
         heads: Range<usize>,
-        at: (*mut u8, *mut u8),
+        [at, next]: [(*mut u8, *mut u8); 2],
         place: usize,
         n: usize,
     ) {
         let (few, s) = (&self.few, self.stored);
         let base = place / TILE * TILE;
         let seen = place - base..place - base + n;
+        let tile = Place { base, seen: seen.clone(), vector: pages.vector };
         let mut scores = [[0.0; TILE]; HEADS];
         let mut q = [std::ptr::null_mut::<f32>(); HEADS];
         q.iter_mut().zip(heads.clone()).for_each(|(q, head)| *q = few.turned(self.row, head));
@@ -285,20 +301,15 @@ impl<S: Stored> Part<'_, S> {
         let scales = |block: *mut u8| block.wrapping_add(pages.scales + 2 * base).cast_const().cast::<u16>();
         // SAFETY: the tile lies in the page, queries and partitions are of d columns.
         unsafe {
-            let by = self.scores::<L>(&seen, base, at.0, pages.vector, q, &mut scores);
-            let mut kept = [0.0; HEADS];
+            let by = self.scores::<L>(&tile, at.0, next.0, q, &mut scores);
+            let mut of = [Query { by: 0.0, seen: [seen.start, seen.end], state: std::ptr::null_mut() }; HEADS];
             for (h, head) in heads.clone().enumerate() {
-                let x = &mut scores[h];
-                by_scales::<L>(x, TILE, scales(at.0), by[h] * s.unit() * few.a.scale);
-                outside(x, &seen, f32::NEG_INFINITY);
-                let held = few.held(self.row, head, self.part);
-                let (max, kept_h, sum) = soften::<L>(x, TILE, *held);
-                (*held, kept[h]) = (max, kept_h);
-                *held.add(1) = *held.add(1) * kept_h + sum;
-                by_scales::<L>(x, TILE, scales(at.1), s.unit());
-                outside(x, &seen, 0.0);
+                of[h].by = by[h] * s.unit() * few.a.scale;
+                of[h].state = few.held(self.row, head, self.part);
             }
-            self.weigh::<L>(&seen, base, at.1, pages.vector, heads, &mut scores, &kept);
+            let n = heads.len();
+            let kept = soften_all::<L>(&mut scores[..n], &of[..n], [scales(at.0), scales(at.1)], s.unit());
+            self.weigh::<L>(&tile, at.1, next.1, heads, &mut scores, &kept);
         }
     }
 
@@ -306,18 +317,18 @@ impl<S: Stored> Part<'_, S> {
     #[inline(always)]
     unsafe fn scores<L: Lanes>(
         &self,
-        seen: &Range<usize>,
-        base: usize,
+        tile: &Place,
         block: *mut u8,
-        vector: usize,
+        next: *mut u8,
         q: &[*mut f32],
         to: &mut [[f32; TILE]; HEADS],
     ) -> [f32; HEADS] {
-        let (d, stored, seen) = (self.few.a.d(), self.stored, seen.clone());
+        let (d, stored) = (self.few.a.d(), self.stored);
+        let Place { base, seen, vector } = tile.clone();
         let mut by = [1.0; HEADS];
         #[cfg(target_arch = "x86_64")]
         if ints::suit::<L>() {
-            let block = Block { codes: stored.codes(d), at: block, base, seen, d, vector };
+            let block = Block { codes: stored.codes(d), at: block, base, seen, d, vector, next };
             let mut pairs = [std::ptr::null::<i32>(); HEADS];
             for (h, q) in q.iter().enumerate() {
                 pairs[h] = q.cast_const().cast();
@@ -342,24 +353,23 @@ impl<S: Stored> Part<'_, S> {
                 }
             }
         }
-        let _ = vector;
+        let _ = (vector, next);
         by
     }
 
     /// Adds the values of a tile by their weights.
     #[inline(always)]
-    #[expect(clippy::too_many_arguments, reason = "a tile and what it is weighed with")]
     unsafe fn weigh<L: Lanes>(
         &self,
-        seen: &Range<usize>,
-        base: usize,
+        tile: &Place,
         block: *mut u8,
-        vector: usize,
+        next: *mut u8,
         heads: Range<usize>,
         p: &mut [[f32; TILE]; HEADS],
         kept: &[f32; HEADS],
     ) {
         let (few, d, s) = (&self.few, self.few.a.d(), self.stored);
+        let Place { base, seen, vector } = tile.clone();
         let sums = |head| few.held(self.row, head, self.part).wrapping_add(2);
         #[cfg(target_arch = "x86_64")]
         if ints::suit::<L>() {
@@ -371,10 +381,11 @@ impl<S: Stored> Part<'_, S> {
                 all[h].unit = unsafe { codes.weights(&p[h], &mut all[h].weights) };
                 (all[h].kept, all[h].sums) = (kept[h], sums(head));
             }
-            let block = Block { codes, at: block, base, seen: seen.clone(), d, vector };
+            let block = Block { codes, at: block, base, seen, d, vector, next };
             // SAFETY: as in `scores`.
             return unsafe { ints::weigh(&block, &all[..heads.len()]) };
         }
+        let _ = next;
         let values = block.wrapping_add((base + seen.start) * vector).cast_const();
         let mut tile = Tile {
             q: [std::ptr::null(); HEADS],

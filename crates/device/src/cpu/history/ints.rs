@@ -19,6 +19,8 @@ const TOP: f64 = 16383.0;
 const ROOM: f64 = i32::MAX as f64;
 /// Most heads whose sums the registers hold.
 pub const MOST: usize = 6;
+/// Bytes that memory is asked for at once.
+const LINE: usize = 64;
 /// Words of each key whose products fit 32 bits together, where codes are centroids.
 const TOGETHER: usize = 2;
 
@@ -98,6 +100,7 @@ impl Codes {
     }
     /// Rounds a rotated query to pairs of integers in the order of the keys' words; returns what 1 stands for in a product
     /// with codes.
+    #[inline(always)]
     pub fn query(self, q: &[f32], to: &mut [i32]) -> f32 {
         let (elements, pairs) = self.word();
         let chunk = if matches!(self, Codes::Bytes) { q.len() } else { TOGETHER * elements };
@@ -276,6 +279,15 @@ pub struct Block {
     pub d: usize,
     /// Bytes of a vector.
     pub vector: usize,
+    /// Where the tile that is wanted next lies. Its lines are asked for, each as the same one of this tile is read.
+    pub next: *const u8,
+}
+
+/// Asks for a line of memory ahead of its use.
+#[inline(always)]
+fn ask(at: *const u8) {
+    // SAFETY: every x86-64 CPU has it, and it reads nothing, wherever it points.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
 }
 
 /// Whether lanes are those of AVX-512, which here comes with VNNI.
@@ -369,11 +381,13 @@ unsafe fn groups<S: Spread, const H: usize, const G: usize>(
     // SAFETY: `words` words of each key; queries of as many pairs as these give.
     unsafe {
         let at = b.at.add((b.base + j) / keys * group);
+        let next = b.next.wrapping_add(j / keys * group);
         for first in (0..words).step_by(S::TOGETHER) {
             let mut acc = [[_mm512_setzero_si512(); G]; H];
             for t in first..words.min(first + S::TOGETHER) {
                 let mut x = [[_mm512_setzero_si512(); 4]; G];
                 for g in 0..G {
+                    ask(next.wrapping_add(g * group + 64 * t));
                     x[g] = s.keys(_mm512_loadu_si512(at.add(g * group + 64 * t).cast()));
                 }
                 for k in 0..S::PAIRS {
@@ -436,6 +450,10 @@ unsafe fn weigh_of<S: Spread, const H: usize>(s: S, b: &Block, heads: &[Head]) {
             for j in (b.seen.start / 2 * 2..b.seen.end).step_by(2) {
                 let at = b.at.add((b.base + j) * b.vector);
                 let c = s.values(at, at.add(b.vector), set);
+                // The sets share the lines of two vectors.
+                for line in (set * LINE..2 * b.vector).step_by(b.d / 64 * LINE) {
+                    ask(b.next.wrapping_add(j * b.vector + line));
+                }
                 for h in 0..H {
                     let pair = heads[h].weights.as_ptr().add(j).cast::<i32>().read_unaligned();
                     for k in 0..4 {

@@ -1,8 +1,9 @@
 //! A tile of keys and values read where they lie, against one query of each of several heads.
 
 use super::attention::{TILE, exp1};
+use super::packed::outside;
 use super::stored::Stored;
-use crate::cpu::lanes::Lanes;
+use crate::cpu::lanes::{Lanes, MAX_LANES};
 
 /// Query heads whose scores of a tile are held at once.
 pub const HEADS: usize = 8;
@@ -153,6 +154,86 @@ impl Tile {
             }
         }
     }
+}
+
+/// A query head before a tile of rotated vectors.
+#[derive(Copy, Clone)]
+pub struct Query {
+    /// Factor of its products with keys, which are in units of the keys' scales.
+    pub by: f32,
+    /// First and end of what it sees of the tile.
+    pub seen: [usize; 2],
+    /// Its greatest score so far, and its sum of weights.
+    pub state: *mut f32,
+}
+
+impl Query {
+    fn hide(&self, x: &mut [f32; TILE], with: f32) {
+        let [first, end] = self.seen;
+        if end - first < TILE {
+            outside(x, &(first..end), with);
+        }
+    }
+}
+
+/// Turns products of queries with the keys of a tile into weights of its values, as [`soften`] does, each times the scale
+/// of its value and `unit`; 0 where nothing is seen. Returns the factors of what was summed before. `scales` are those of
+/// the tile's keys and values. Step by step for all heads: none waits for the sums across lanes of the one before it.
+///
+/// # Safety
+/// `TILE` scales of both may be read; each state is two floats that nobody else touches.
+#[inline(always)]
+pub unsafe fn soften_all<L: Lanes>(
+    x: &mut [[f32; TILE]],
+    of: &[Query],
+    scales: [*const u16; 2],
+    unit: f32,
+) -> [f32; HEADS] {
+    let (mut by, mut max, mut sums) = ([[0.0f32; TILE]; 2], [0.0; HEADS], [L::zero(); HEADS]);
+    let (mut kept, mut before) = ([0.0; MAX_LANES], [0.0; MAX_LANES]);
+    // SAFETY: the caller's promise; arrays of whole registers.
+    unsafe {
+        for i in (0..TILE).step_by(L::N) {
+            L::load_f16(scales[0].add(i)).store(by[0].as_mut_ptr().add(i));
+            L::load_f16(scales[1].add(i)).mul(L::splat(unit)).store(by[1].as_mut_ptr().add(i));
+        }
+        for (x, q) in x.iter_mut().zip(of) {
+            for i in (0..TILE).step_by(L::N) {
+                let to = x.as_mut_ptr().add(i);
+                L::load(to).mul(L::load(by[0].as_ptr().add(i)).mul(L::splat(q.by))).store(to);
+            }
+            q.hide(x, f32::NEG_INFINITY);
+        }
+        for (h, (x, q)) in x.iter().zip(of).enumerate() {
+            before[h] = *q.state;
+            let mut all = L::splat(before[h]);
+            for part in x.chunks_exact(L::N) {
+                all = all.max(L::load(part.as_ptr()));
+            }
+            max[h] = all.greatest();
+            before[h] -= max[h];
+        }
+        for (h, (x, q)) in x.iter_mut().zip(of).enumerate() {
+            for i in (0..TILE).step_by(L::N) {
+                let to = x.as_mut_ptr().add(i);
+                let w = L::load(to).sub(L::splat(max[h])).exp();
+                sums[h] = sums[h].add(w);
+                w.mul(L::load(by[1].as_ptr().add(i))).store(to);
+            }
+            q.hide(x, 0.0);
+        }
+        for i in (0..of.len()).step_by(L::N) {
+            L::load(before.as_ptr().add(i)).exp().store(kept.as_mut_ptr().add(i));
+        }
+        for first in (0..of.len()).step_by(4) {
+            let four = L::sum4([sums[first], sums[first + 1], sums[first + 2], sums[first + 3]]);
+            for (h, (q, sum)) in (first..).zip(of[first..].iter().zip(four)) {
+                *q.state = max[h];
+                *q.state.add(1) = *q.state.add(1) * kept[h] + sum;
+            }
+        }
+    }
+    std::array::from_fn(|h| kept[h])
 }
 
 /// `x[j] *= unit * scale[j]` for `n` stored scales.

@@ -5,9 +5,8 @@
 use super::Tile;
 use crate::cpu::history::attention::TILE;
 use crate::cpu::history::ints::{self, Block, Codes, Head};
-use crate::cpu::history::packed::outside;
 use crate::cpu::history::pages::PAGE;
-use crate::cpu::history::tile::{HEADS, by_scales, soften};
+use crate::cpu::history::tile::{HEADS, Query, soften_all};
 use crate::cpu::lanes::Lanes;
 use crate::kv::rotation::MAX_WIDTH;
 use std::ops::Range;
@@ -73,35 +72,35 @@ impl Tile<'_> {
         let (group, d, room, pages) = (self.a.group(), self.a.d(), self.room(), &self.a.pages);
         let base = tile * TILE % PAGE;
         let seen = keys.start - tile * TILE..keys.end - tile * TILE;
-        let block =
-            |at: *mut u8| Block { codes, at: at.cast_const(), base, seen: seen.clone(), d, vector: pages.vector };
+        // The queries of a tile share it, so nothing is gained by asking for the one after it: it asks for itself.
+        let block = |at: *mut u8| {
+            let (at, vector) = (at.cast_const(), pages.vector);
+            Block { codes, at, base, seen: seen.clone(), d, vector, next: at.wrapping_add(base * vector) }
+        };
         let scales = |at: *mut u8| at.wrapping_add(pages.scales + 2 * base).cast_const().cast::<u16>();
         let first = (rows.start - self.rows.start) * group;
         let nobody = Head { weights: [0; TILE], unit: 0.0, kept: 1.0, sums: std::ptr::null_mut() };
+        let nothing = Query { by: 0.0, seen: [0, 0], state: std::ptr::null_mut() };
         for m0 in (first..first + rows.len() * group).step_by(ints::MOST) {
             let n = (first + rows.len() * group - m0).min(ints::MOST);
-            let (mut scores, mut heads) = ([[0.0; TILE]; HEADS], [nobody; ints::MOST]);
+            let (mut scores, mut heads, mut of) = ([[0.0; TILE]; HEADS], [nobody; ints::MOST], [nothing; ints::MOST]);
             // SAFETY: queries m0 .. m0 + n with their sums and accumulators; the tile lies in the page.
             unsafe {
                 let q: [*const i32; ints::MOST] =
                     std::array::from_fn(|i| self.at(room.q + (m0 + i.min(n - 1)) * d).cast::<i32>().cast_const());
                 ints::score(&block(keys_at), &q[..n], &mut scores);
-                for (i, x) in scores[..n].iter_mut().enumerate() {
+                for (i, of) in of[..n].iter_mut().enumerate() {
                     let m = m0 + i;
                     let Some(sight) = self.trouble.unless(self.a.sight(self.rows.start + m / group)) else { return };
                     let from = sight.first.saturating_sub(tile * TILE).clamp(seen.start, seen.end);
-                    let own = from..(sight.last + 1 - tile * TILE).min(seen.end).max(from);
-                    let one = *self.at(room.q + m * d + d / 2);
-                    by_scales::<L>(x, TILE, scales(keys_at), one * unit * self.a.scale);
-                    outside(x, &own, f32::NEG_INFINITY);
-                    let sums = self.at(room.sums + 2 * m);
-                    let (max, kept, sum) = soften::<L>(x, TILE, *sums);
-                    *sums = max;
-                    *sums.add(1) = *sums.add(1) * kept + sum;
-                    by_scales::<L>(x, TILE, scales(values_at), unit);
-                    outside(x, &own, 0.0);
-                    (heads[i].kept, heads[i].sums) = (kept, self.at(room.acc + m * d));
-                    heads[i].unit = codes.weights(x, &mut heads[i].weights);
+                    of.seen = [from, (sight.last + 1 - tile * TILE).min(seen.end).max(from)];
+                    of.by = *self.at(room.q + m * d + d / 2) * unit * self.a.scale;
+                    of.state = self.at(room.sums + 2 * m);
+                }
+                let kept = soften_all::<L>(&mut scores[..n], &of[..n], [scales(keys_at), scales(values_at)], unit);
+                for (i, to) in heads[..n].iter_mut().enumerate() {
+                    (to.kept, to.sums) = (kept[i], self.at(room.acc + (m0 + i) * d));
+                    to.unit = codes.weights(&scores[i], &mut to.weights);
                 }
                 ints::weigh(&block(values_at), &heads[..n]);
             }
