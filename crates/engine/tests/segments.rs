@@ -15,7 +15,7 @@ struct Rig {
 
 fn rig(name: &str, ask: Ask) -> Rig {
     let dir = testkit::materialise(name).unwrap();
-    let how = OpenOptions { ask: Ask { logit_rows: 64, ..ask }, on: On::Cpu(CpuOptions::default()), profile: None };
+    let how = OpenOptions { ask: Ask { logit_rows: 64, ..ask }, on: On::Cpu(CpuOptions::default()), ..OpenOptions::default() };
     let model = Model::open(dir.path().to_path_buf(), &how, &mut |_| {}).unwrap();
     Rig { model, expected: testkit::expected(name).unwrap(), _dir: dir }
 }
@@ -242,7 +242,7 @@ fn a_segment_takes_exactly_the_metered_workspace() {
         for (segment, logit_rows) in [(128, 1), (320, 64)] {
             let dir = testkit::materialise(name).unwrap();
             let ask = Ask { segment: Some(segment), chunk: 64, logit_rows, ..Ask::default() };
-            let how = OpenOptions { ask, on: On::Cpu(CpuOptions::default()), profile: None };
+            let how = OpenOptions { ask, on: On::Cpu(CpuOptions::default()), ..OpenOptions::default() };
             let mut m = Model::open(dir.path().to_path_buf(), &how, &mut |_| {}).unwrap();
             let ids: Vec<u32> = (0..segment).map(|i| i % 200).collect();
             let seq = m.exec.open().unwrap();
