@@ -236,7 +236,7 @@ fn streamed(of: Subject, ask: &Ask, p: Plan) -> Result<Plan> {
 /// The same plan with prompts layer by layer, in the longest segments that leave most of the room to experts; as it was
 /// where not even short ones do.
 fn by_layers(of: Subject, ask: &Ask, p: Plan) -> Result<Plan> {
-    let mut rows = ask.segment.unwrap_or_else(|| order::rows(of, &p, ask.machine.as_ref()));
+    let mut rows = ask.segment.unwrap_or_else(|| order::rows(of, &p, ask.machine.as_deref()));
     loop {
         let order = order::layer_outer(rows, p.chunk, p.context);
         let longer = counted(of, ask, Plan { order, ..p.clone() })?;
@@ -253,7 +253,9 @@ fn by_layers(of: Subject, ask: &Ask, p: Plan) -> Result<Plan> {
 
 /// A plan whose shapes are decided, with its bytes.
 fn counted(of: Subject, ask: &Ask, mut p: Plan) -> Result<Plan> {
-    p.ring_rows = if of.family.shares_history() { p.chunk.max(p.segment()) } else { p.chunk };
+    // Rows of a segment go through all of a layer before the next one: a ring that others read holds all of them.
+    let shared = (0..of.family.spec().n_layers).any(|l| of.family.readers(l) > 1);
+    p.ring_rows = if shared { p.chunk.max(p.segment()) } else { p.chunk };
     p.workspace = RegionSizes::default();
     let decls = streams(of.family, &p.kv, p.draft);
     p.slab_pages = state::slab_pages(&decls);

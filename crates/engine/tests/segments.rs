@@ -1,7 +1,5 @@
 //! Prompts layer by layer: the same bits as chunk by chunk, on every family, whatever happens in between.
 
-use device::CpuOptions;
-use engine::open::On;
 use engine::plan::StreamAsk;
 use engine::{Ask, Error, Model, OpenOptions, SeqId, Wanted};
 use std::sync::atomic::AtomicBool;
@@ -15,7 +13,7 @@ struct Rig {
 
 fn rig(name: &str, ask: Ask) -> Rig {
     let dir = testkit::materialise(name).unwrap();
-    let how = OpenOptions { ask: Ask { logit_rows: 64, ..ask }, on: On::Cpu(CpuOptions::default()), ..OpenOptions::default() };
+    let how = OpenOptions { ask: Ask { logit_rows: 64, ..ask }, ..OpenOptions::default() };
     let model = Model::open(dir.path().to_path_buf(), &how, &mut |_| {}).unwrap();
     Rig { model, expected: testkit::expected(name).unwrap(), _dir: dir }
 }
@@ -90,11 +88,16 @@ fn experts_from_disk_are_read_once_for_a_segment_and_change_no_bit() {
         exec.prefill(seq, &ids[..380], Wanted::Last, &AtomicBool::new(false), &mut |_| {}).unwrap();
         let read = exec.cache().unwrap().misses - before.misses;
         assert!(read > 0 && read <= 2 * all, "{name}: {read} reads of {all} experts in two segments");
-        // What the last row asked for is here.
-        let before = exec.cache().unwrap();
-        exec.decode(&[(seq, ids[380])]).unwrap();
-        let after = exec.cache().unwrap();
-        assert!(after.hits > before.hits, "{name}: decoding begins cold");
+        exec.close(seq).unwrap();
+
+        // Of a prompt, what its last row asked for is kept, and nothing else.
+        let mut fresh = rig(name, Ask { stream, ..ask(Some(192)) });
+        let seq = fresh.model.exec.open().unwrap();
+        prefill(&mut fresh.model, seq, &ids[..380]);
+        let kept = fresh.model.exec.cache().unwrap();
+        let (_, top_k) = fresh.model.exec.family().spec().experts.unwrap();
+        let most = 2 * u64::from(top_k * fresh.model.exec.family().spec().n_layers);
+        assert!(kept.live > 0 && kept.live <= most, "{name}: {} of {} slots are kept", kept.live, kept.slots);
     }
 }
 
@@ -242,7 +245,7 @@ fn a_segment_takes_exactly_the_metered_workspace() {
         for (segment, logit_rows) in [(128, 1), (320, 64)] {
             let dir = testkit::materialise(name).unwrap();
             let ask = Ask { segment: Some(segment), chunk: 64, logit_rows, ..Ask::default() };
-            let how = OpenOptions { ask, on: On::Cpu(CpuOptions::default()), ..OpenOptions::default() };
+            let how = OpenOptions { ask, ..OpenOptions::default() };
             let mut m = Model::open(dir.path().to_path_buf(), &how, &mut |_| {}).unwrap();
             let ids: Vec<u32> = (0..segment).map(|i| i % 200).collect();
             let seq = m.exec.open().unwrap();

@@ -117,11 +117,6 @@ pub trait Family: Send + Sync {
     fn carry(&self) -> CarrySpec {
         CarrySpec { streams: 1, width: self.spec().hidden }
     }
-    /// Whether layers read the history of others. Rows of a segment go through all of a layer before the next one, so that a
-    /// ring that others read must then hold the whole segment.
-    fn shares_history(&self) -> bool {
-        false
-    }
     /// The table whose rows a step's ids need beside the embedding.
     fn side(&self) -> Option<SideTable> {
         None

@@ -78,7 +78,7 @@ pub fn say_memory(u: &TierUsage) {
 fn ask(on: &args::On, logit_rows: u32) -> Ask {
     let context = on.context.unwrap_or_default();
     // A profile that cannot be read is for `snug plan` to complain about; here the usual segments do.
-    let machine = MachineProfile::load().unwrap_or_default();
+    let machine = MachineProfile::load().unwrap_or_default().map(Box::new);
     let (parallel, kv, segment, guard) = (on.parallel, on.kv, on.segment, budget(on).bytes);
     let stream =
         StreamAsk { slots: on.slots, page_cache: on.page_cache, verify: on.verify_reads, lookahead: on.lookahead };

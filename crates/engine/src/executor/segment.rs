@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn rows_are_cut_at_chunks_and_marks() {
-        assert_eq!(parts(10, 64, &[]), [0..10]);
+        assert_eq!(parts(100, 64, &[]), [0..64, 64..100]);
         assert_eq!(parts(300, 128, &[64, 128, 300]), [0..64, 64..128, 128..256, 256..300]);
     }
 

@@ -42,7 +42,7 @@ pub struct Ask {
     /// follow from `machine`, else chunk by chunk.
     pub segment: Option<u32>,
     /// What was measured of this machine.
-    pub machine: Option<MachineProfile>,
+    pub machine: Option<Box<MachineProfile>>,
     /// How experts are streamed that do not fit.
     pub stream: StreamAsk,
 }

@@ -126,9 +126,6 @@ impl Family for Gemma4 {
         })
         .collect()
     }
-    fn shares_history(&self) -> bool {
-        (0..).zip(&self.cfg.layers).any(|(l, of)| of.history != l)
-    }
     fn readers(&self, l: u32) -> u32 {
         self.cfg.layers.iter().filter(|of| of.history == l).count() as u32
     }

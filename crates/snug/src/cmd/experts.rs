@@ -32,7 +32,7 @@ pub struct ExpertsArgs {
 #[derive(Debug, Subcommand)]
 pub enum What {
     /// Answer prompts and write down which experts every token was routed to
-    Trace(TraceArgs),
+    Trace(Box<TraceArgs>),
     /// Say how often each policy would have found an expert in memory
     Replay(ReplayArgs),
 }

@@ -7,8 +7,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// What direct reads are aligned to where the system does not say.
-const ALIGN: u64 = 4096;
+/// What direct reads may have to be aligned to, the finest first: blocks of the disk.
+const ALIGNS: [u64; 2] = [512, 4096];
 
 /// Whether reads may leave their bytes in the page cache.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
@@ -103,12 +103,15 @@ fn direct(path: &Path) -> Option<(File, u64)> {
     use std::os::unix::fs::OpenOptionsExt;
     let flag = rustix::fs::OFlags::DIRECT.bits() as i32;
     let file = std::fs::OpenOptions::new().read(true).custom_flags(flag).open(path).ok()?;
-    // Some file systems take the flag and refuse the read.
-    let mut room = vec![0u8; 2 * ALIGN as usize];
-    let at = room.as_ptr().align_offset(ALIGN as usize);
-    let probe = room.get_mut(at..at + ALIGN as usize)?;
-    checkpoint::read_once(&file, probe, 0).ok()?;
-    Some((file, ALIGN))
+    // Some file systems take the flag and refuse the read; so does a disk whose blocks are larger.
+    let mut room = vec![0u8; 3 * ALIGNS[1] as usize];
+    let first = room.as_ptr().align_offset(ALIGNS[1] as usize);
+    let align = ALIGNS.into_iter().find(|&align| {
+        let at = first + align as usize;
+        let probe = room.get_mut(at..at + align as usize);
+        probe.is_some_and(|to| checkpoint::read_once(&file, to, align).is_ok())
+    })?;
+    Some((file, align))
 }
 
 #[cfg(not(target_os = "linux"))]
