@@ -105,10 +105,8 @@ pub fn decode(
 ) -> Result<Decoded> {
     check(exec, seq, job.prompt, &job.sampling)?;
     let constraint = job.constraint.take();
-    std::thread::scope(|scope| {
-        let mut masks = constraint.map(|m| Masks::new(m, scope));
-        Loop { exec, seq, job, cancel, on }.run(&mut masks)
-    })
+    let mut masks = constraint.map(Masks::new);
+    Loop { exec, seq, job, cancel, on }.run(&mut masks)
 }
 
 /// What the next token is chosen from.
@@ -302,6 +300,6 @@ impl Loop<'_, '_> {
 }
 
 /// Whether a mask has an id.
-fn allows(mask: &[u32], id: u32) -> bool {
+pub(crate) fn allows(mask: &[u32], id: u32) -> bool {
     mask.get(id as usize / 32).is_some_and(|w| w >> (id % 32) & 1 == 1)
 }

@@ -74,6 +74,21 @@ pub enum Error {
     /// A text too short to measure on.
     #[error("{0} tokens are too few to measure: 2 at least are needed")]
     TooShort(usize),
+    /// All places in the queue are taken.
+    #[error("{places} requests wait already; ask again later")]
+    QueueFull {
+        /// How many there are.
+        places: u32,
+    },
+    /// Who waits is not begun any more.
+    #[error("the server is stopping")]
+    Stopping,
+    /// A step was broken off by a fault of the program.
+    #[error("the generation panicked")]
+    Panicked,
+    /// A step for a request that is not there: a fault of the scheduler.
+    #[error("a step names a request that is not at work")]
+    NoSession,
     /// The caller cancelled.
     #[error("cancelled")]
     Cancelled,

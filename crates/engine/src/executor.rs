@@ -4,6 +4,7 @@
 //! of models whose experts are resident run inside a device graph, which forbids the host to touch the device in them.
 
 mod segment;
+mod share;
 
 use crate::draft::Behind;
 use crate::error::{Error, Result};

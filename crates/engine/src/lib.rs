@@ -3,6 +3,7 @@
 //! [`open::Model`] is a checkpoint that was opened, planned and loaded; [`generate`] answers one request on it.
 //! [`plan`] counts bytes with a dry run of the same pass that [`Executor`] carries out.
 
+pub mod batch;
 mod conversation;
 mod decode;
 pub mod draft;
@@ -15,7 +16,9 @@ mod mask;
 pub mod open;
 pub mod perplexity;
 pub mod plan;
+pub mod prefix;
 mod sampler;
+pub mod schedule;
 pub mod stream;
 
 pub use conversation::{Conversation, Reread, Turn};

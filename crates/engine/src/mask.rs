@@ -2,7 +2,6 @@
 
 use crate::error::{Error, Result};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::Scope;
 use text::constrain::Matcher;
 
 /// What may come next.
@@ -21,10 +20,10 @@ pub(crate) struct Masks {
 
 impl Masks {
     /// Begins with the first mask. The thread ends with the value.
-    pub fn new<'s>(mut matcher: Matcher, scope: &'s Scope<'s, '_>) -> Self {
+    pub fn new(mut matcher: Matcher) -> Self {
         let (taken, ids) = channel();
         let (out, made) = channel();
-        scope.spawn(move || {
+        std::thread::spawn(move || {
             let mut next = |id: Option<u32>| -> text::Result<Mask> {
                 if let Some(id) = id {
                     matcher.accept(id)?;

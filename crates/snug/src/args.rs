@@ -570,6 +570,16 @@ pub struct ServeArgs {
     /// Requests that may wait
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=65536))]
     pub queue: u32,
+    /// Most time between two tokens of an answer while another prompt is read, in times of what it takes alone
+    #[arg(long, value_name = "TIMES", default_value_t = 2.0)]
+    pub patience: f64,
+    /// What is kept of earlier prompts so that they are not read again: usual, exact (only what leaves every answer as it
+    /// is without it), off
+    #[arg(long, value_enum, default_value_t = Reuse::Usual)]
+    pub reuse: Reuse,
+    /// Most MiB of kept states, for models whose layers have some; taken as long as memory is free
+    #[arg(long, value_name = "MIB", default_value_t = 512)]
+    pub snapshots: u32,
     /// Most MiB of a request's body
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub max_body: u32,
@@ -587,6 +597,17 @@ pub struct ServeArgs {
     pub backend: Option<String>,
     #[command(flatten)]
     pub on: On,
+}
+
+/// What of earlier prompts is used again.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Reuse {
+    /// All that fits.
+    Usual,
+    /// What changes no answer.
+    Exact,
+    /// Nothing.
+    Off,
 }
 
 /// `snug perplexity`.

@@ -1,19 +1,31 @@
 //! Joins the server with the engine: a loaded model as a backend.
 
-use crate::streamed::{Streamed, Watched};
+mod shared;
+
+use engine::batch::{Batch, Keeping, Sharing};
 use engine::open::{self, Opened};
-use engine::{Choice, Decoding, Executor, Finish, Model, OpenOptions, SeqId, Step, decode};
+use engine::{Choice, Model, OpenOptions};
 use memory::Plan;
 use serde_json::{Value, json};
-use server::backend::{Done, Event, Facts, Failure, Job, Reason, Reporter, Sampling, Token};
-use server::line::{Line, Run};
+use server::backend::{Facts, Failure, Sampling, Token};
 use server::script::Script;
 use server::voice::Voice;
 use server::{Loading, Ready};
+use shared::Shared;
 use std::sync::Arc;
 
-/// Loads a model and puts it behind a queue of that length, one generation at a time. `stats`: what reading experts from
-/// disk did is said after each.
+/// How requests share a model.
+#[derive(Copy, Clone, Debug)]
+pub struct Share {
+    /// Most time between two tokens of an answer beside a prompt, in times of what it takes without.
+    pub patience: f64,
+    /// What is kept of what was read.
+    pub keeping: Keeping,
+    /// Whether to say what reading weights from disk did, each time that nothing is left to do.
+    pub stats: bool,
+}
+
+/// Loads a model and puts it behind a queue of that length.
 ///
 /// # Errors
 /// Whatever is wrong with the model, the plan or the machine.
@@ -22,7 +34,8 @@ pub fn engine_backend(
     how: &OpenOptions,
     name: Option<String>,
     dialect: Option<&str>,
-    (queue, stats): (u32, bool),
+    queue: u32,
+    share: Share,
     loading: &Loading,
 ) -> anyhow::Result<Ready> {
     let mut how = how.clone();
@@ -40,13 +53,13 @@ pub fn engine_backend(
         context: plan.context,
         trained_context: spec.context,
         vocab: spec.vocab,
-        parallel: 1,
+        parallel: plan.parallel,
         sampling: usual(&sampling),
     };
     let plan = described(plan);
-    let run = Engine { exec, voice: Arc::clone(&voice), stats, open: None };
-    let line = Line::new(facts, plan, vec![Box::new(run)], queue)?;
-    Ok(Ready { voice, backend: Arc::new(line) })
+    let batch = Batch::new(exec, Sharing { places: queue, patience: share.patience, keeping: share.keeping });
+    let shared = Shared::new(facts, plan, batch, (Arc::clone(&voice), share.stats), queue)?;
+    Ok(Ready { voice, backend: Arc::new(shared) })
 }
 
 /// A backend that follows a script, with a model's vocabulary and template.
@@ -117,66 +130,6 @@ fn described(p: &Plan) -> Value {
         "state_bytes": p.state_bytes, "workspace_bytes": p.workspace.step + p.workspace.carry + p.row_bytes,
         "weights": p.weights.iter().map(weight).collect::<Vec<_>>(),
     })
-}
-
-/// The engine as something that runs one job.
-struct Engine {
-    exec: Executor,
-    voice: Arc<Voice>,
-    /// Whether to say after each job what reading experts from disk did.
-    stats: bool,
-    /// The sequence of the job that runs. One that is still here when the next begins was left by a panic.
-    open: Option<SeqId>,
-}
-
-impl Run for Engine {
-    fn run(&mut self, job: Job, to: &Reporter) -> Result<Done, Failure> {
-        self.close()?;
-        let watched = Watched::of(&self.exec).filter(|_| self.stats);
-        let before = watched.as_ref().map(Watched::now);
-        let seq = self.exec.open().map_err(|e| failure(&e))?;
-        self.open = Some(seq);
-        let tokenizer = &self.voice.tokenizer;
-        let read = job.prompt.len() as u64;
-        let is_end = |id| !job.ignore_eos && tokenizer.is_eog(id);
-        let decoding = Decoding {
-            prompt: &job.prompt,
-            history: &[],
-            sampling: wanted(job.sampling, job.logprobs),
-            max_tokens: job.max_tokens,
-            constraint: job.constraint,
-            is_end: &is_end,
-            at_end: job.at_end,
-            steer: job.steer,
-            prompt_logprobs: job.prompt_logprobs,
-        };
-        let made = decode(&mut self.exec, seq, decoding, to.flag(), &mut |step| {
-            to.tell(match step {
-                Step::Prefill { done, total } => Event::Prefill { done: done as u32, total: total as u32 },
-                Step::PromptToken(c) => Event::PromptToken(token(&c)),
-                Step::Token(c) => Event::Token(token(c)),
-            });
-            true
-        });
-        self.close()?;
-        let made = made.map_err(|e| failure(&e))?;
-        if let Some((a, w)) = before.zip(watched) {
-            let tokens = read + u64::from(made.steps);
-            Streamed::between(&a, &w.now(), tokens).say("prompt and answer");
-        }
-        let reason = match made.finish {
-            Finish::Length => Reason::Length,
-            Finish::ContextFull => Reason::ContextFull,
-            Finish::Stop | Finish::Cancelled => Reason::End,
-        };
-        Ok(Done { reason, cached: 0, prefill: made.prefill, decode: made.decode })
-    }
-}
-
-impl Engine {
-    fn close(&mut self) -> Result<(), Failure> {
-        self.open.take().map_or(Ok(()), |seq| self.exec.close(seq).map_err(|e| failure(&e)))
-    }
 }
 
 fn token(c: &Choice) -> Token {

@@ -99,3 +99,57 @@ fn what_cannot_be_served_is_one_line() {
     assert!(run(&["/nowhere/model.gguf"]).contains("/nowhere/model.gguf"));
     assert!(run(&["--backend", "other"]).contains("script:FILE"));
 }
+
+/// The turns of a conversation, each after the answer to the one before; what was not read for each, and what was.
+fn conversation(s: &Served, turns: u32) -> Vec<(String, u64, u64)> {
+    let mut messages = vec![json!({"role": "system", "content": "You tell stories for children. ".repeat(20)})];
+    let mut told = Vec::new();
+    for turn in 0..turns {
+        messages.push(json!({"role": "user", "content": format!("Tell me story number {turn} about a lighthouse, a cat and the sea.")}));
+        let body = json!({"messages": messages, "max_tokens": 24, "temperature": 0});
+        let r = s.json("/v1/chat/completions", &body);
+        let u = &r["usage"];
+        let cached = u["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        told.push((content(&r).to_owned(), cached, u["prompt_tokens"].as_u64().unwrap()));
+        messages.push(json!({"role": "assistant", "content": content(&r)}));
+    }
+    told
+}
+
+#[test]
+fn a_conversation_is_not_read_again_and_in_exact_mode_says_the_same() {
+    let plain = conversation(&Served::start(&[&default_model(), "--reuse", "off"]), 4);
+    assert!(plain.iter().all(|t| t.1 == 0));
+    let exact = conversation(&Served::start(&[&default_model(), "--reuse", "exact"]), 4);
+    for (a, b) in plain.iter().zip(&exact) {
+        assert_eq!(a.0, b.0);
+    }
+    let usual = conversation(&Served::start(&[&default_model()]), 4);
+    for told in [&exact, &usual] {
+        // All but the last answer and its question, what is new, and the distance to the grid.
+        assert!(told[1..].iter().all(|t| t.1 + 64 + 2 * 24 + 2 * 40 >= t.2), "{told:?}");
+    }
+    let anthropic = Served::start(&[&default_model()]);
+    let body = json!({"messages": [{"role": "user", "content": "Tell me a story. ".repeat(30)}], "max_tokens": 4});
+    anthropic.json("/v1/messages", &body);
+    let again = anthropic.json("/v1/messages", &body);
+    assert!(again["usage"]["cache_read_input_tokens"].as_u64().is_some_and(|n| n > 64), "{again}");
+}
+
+#[test]
+fn requests_beside_each_other_get_the_answers_that_they_get_alone() {
+    let ask = |n: u32| {
+        json!({"messages": [{"role": "user", "content": format!("Tell me story {n}. {}", "Once more. ".repeat(n as usize * 20))}],
+               "max_tokens": 30, "temperature": 0.7, "seed": n})
+    };
+    let alone = Served::start(&[&default_model(), "--reuse", "off"]);
+    let want: Vec<String> = (1..5).map(|n| content(&alone.json("/v1/chat/completions", &ask(n))).to_owned()).collect();
+    let s = Served::start(&[&default_model(), "--reuse", "off", "--parallel", "3", "--segment", "256"]);
+    let got: Vec<String> = std::thread::scope(|scope| {
+        let s = &s;
+        let all: Vec<_> =
+            (1..5).map(|n| scope.spawn(move || content(&s.json("/v1/chat/completions", &ask(n))).to_owned())).collect();
+        all.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    assert_eq!(want, got);
+}

@@ -96,7 +96,7 @@ impl Limits {
         pages_for(self.context)
     }
     /// Pages of as many full sequences as may be open.
-    pub(crate) fn pages(&self) -> u32 {
+    pub fn pages(&self) -> u32 {
         self.pages_per_seq().saturating_mul(self.parallel)
     }
     /// Most rows of any append.

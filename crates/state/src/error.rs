@@ -98,6 +98,9 @@ pub enum Error {
         /// What is wrong.
         what: &'static str,
     },
+    /// What a sequence cannot begin with.
+    #[error("a sequence cannot begin so: {0}")]
+    Beginning(&'static str),
     /// A limit that cannot be.
     #[error("{0}")]
     Limits(&'static str),

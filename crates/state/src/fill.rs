@@ -67,7 +67,7 @@ impl State {
 
 /// What of a history pages hold.
 #[derive(Copy, Clone, PartialEq)]
-enum Of {
+pub(crate) enum Of {
     Main,
     Own,
     Sink,
@@ -82,7 +82,8 @@ impl Of {
     }
 }
 
-fn with_sides((layer, st): (u32, StreamView)) -> impl Iterator<Item = (u32, Of, StreamView)> {
+/// A layer's pages and those beside them.
+pub(crate) fn with_sides((layer, st): (u32, StreamView)) -> impl Iterator<Item = (u32, Of, StreamView)> {
     let beside = [(Of::Own, st.own), (Of::Sink, st.sink)];
     let beside = beside.into_iter().filter_map(move |(of, s)| Some((layer, of, st.beside(&s?))));
     std::iter::once((layer, Of::Main, st)).chain(beside)

@@ -16,6 +16,7 @@
 //! - `decl`: what layers keep, and how many bytes that is.
 //! - `layers`: the memory behind each layer's stream.
 //! - `sequence`: sequences by generational id.
+//! - `share`: sequences that begin where others were: shared pages and snapshots.
 //! - `room`: free pages and free recurrent slots.
 //! - `append`: the rows of one append, from reservation to its end.
 //! - `park`: recurrent states as bytes for keeping, in f32, bf16 or int8.
@@ -30,6 +31,7 @@ mod layers;
 pub mod park;
 mod room;
 mod sequence;
+mod share;
 mod store;
 mod table;
 #[cfg(test)]
@@ -40,4 +42,5 @@ pub use decl::{Bytes, Decl, Limits, Stream, position_bytes, slab_pages};
 pub use error::{Error, Result};
 pub use park::Park;
 pub use sequence::SeqId;
+pub use share::{Beginning, Snapshot};
 pub use store::{Recurrent, State};

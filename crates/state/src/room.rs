@@ -3,7 +3,7 @@
 use crate::decl::Limits;
 use crate::error::{Error, Result};
 use memory::{PageId, PagePool, SlotId, Slots};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 /// What sequences and appends draw on.
 pub(crate) struct Room {
@@ -44,21 +44,24 @@ impl Room {
     pub fn give_slots(&mut self, slots: impl IntoIterator<Item = SlotId>) {
         slots.into_iter().for_each(|s| self.slots.give(s));
     }
-    /// Whether exactly these pages, slots and rings are taken, each by one owner.
+    /// Whether exactly these pages, slots and rings are taken: a page as often as it is named, the others once.
     pub fn owned_by(&self, pages: &[PageId], slots: &[SlotId], rings: &[SlotId]) -> Result<(), String> {
-        let one = pages.iter().find(|&&p| self.pages.owners(p) != 1);
-        if let Some(p) = one {
-            return Err(format!("{p:?} has {} owners", self.pages.owners(*p)));
+        let mut owners: BTreeMap<PageId, u32> = BTreeMap::new();
+        pages.iter().for_each(|p| *owners.entry(*p).or_default() += 1);
+        let other = owners.iter().find(|&(&p, &n)| self.pages.owners(p) != n);
+        if let Some((p, n)) = other {
+            return Err(format!("{p:?} has {} owners of whom {n} are known", self.pages.owners(*p)));
         }
-        let distinct = |n, all, what| if n == all { Ok(()) } else { Err(format!("{what} is held twice")) };
-        distinct(pages.iter().collect::<HashSet<_>>().len(), pages.len(), "a page")?;
-        distinct(slots.iter().collect::<HashSet<_>>().len(), slots.len(), "a recurrent slot")?;
-        distinct(rings.iter().collect::<HashSet<_>>().len(), rings.len(), "a ring")?;
+        for (of, what) in [(slots, "a recurrent slot"), (rings, "a ring")] {
+            if of.iter().collect::<HashSet<_>>().len() != of.len() {
+                return Err(format!("{what} is held twice"));
+            }
+        }
         let all = |free, held, total, what| {
             let ok = free + held as u32 == total;
             if ok { Ok(()) } else { Err(format!("{free} {what} free and {held} held of {total}")) }
         };
-        all(self.pages.free(), pages.len(), self.pages.total(), "pages")?;
+        all(self.pages.free(), owners.len(), self.pages.total(), "pages")?;
         all(self.slots.free(), slots.len(), self.slots.total(), "recurrent slots")?;
         all(self.rings.free(), rings.len(), self.rings.total(), "rings")
     }

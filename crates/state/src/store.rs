@@ -1,15 +1,15 @@
 //! The state of all sequences: the memory, who owns what of it, and the append under way.
 
 use crate::append::{Append, Kind, Pending, Span};
-use crate::decl::{self, Bytes, Decl, Limits};
+use crate::decl::{self, Bytes, Decl, Limits, Stream};
 use crate::error::{Error, Result};
 use crate::layers::{Layers, Made};
 use crate::room::Room;
 use crate::sequence::{SeqId, Sequences};
 use crate::table::{Lengths, Tables};
 use device::{Buf, Device, RecView, RowClass, Rows, StreamView, View};
-use memory::{Class, Ledger, Reservation, SlotId, Tier};
-use std::collections::HashSet;
+use memory::{Class, Ledger, PageId, Reservation, SlotId, Tier};
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 /// What sequences own on a device. One step's append is under way at a time, and one segment beside it.
@@ -24,8 +24,12 @@ pub struct State {
     /// Where the plan has segments.
     segments: Option<Lane>,
     made: Made,
+    /// Pages with owners beside sequences, and how many each has.
+    pub(crate) kept: BTreeMap<PageId, u32>,
+    /// Elements of a row of each recurrent layer's state.
+    state_cols: Vec<usize>,
     /// Pays for slabs as they come.
-    ledger: Ledger,
+    pub(crate) ledger: Ledger,
     /// Whose memory they take.
     tier: Tier,
 }
@@ -85,7 +89,13 @@ impl State {
         match built {
             Ok((layers, steps, segments)) => {
                 let (seqs, room) = (Sequences::new(limits.parallel), Room::new(&limits, layers.recurrent()));
-                Ok(State { limits, layers, seqs, room, steps, segments, made, ledger: ledger.clone(), tier })
+                let of = |d: &Decl| match d.stream {
+                    Stream::Recurrent { state, .. } => Some((d.layer, state[2] as usize)),
+                    _ => None,
+                };
+                let cols: BTreeMap<u32, usize> = decls.iter().filter_map(of).collect();
+                let (kept, state_cols, ledger) = (BTreeMap::new(), cols.into_values().collect(), ledger.clone());
+                Ok(State { limits, layers, seqs, room, steps, segments, made, kept, state_cols, ledger, tier })
             }
             Err(e) => {
                 // The first error is the one to tell; a device that cannot free has nothing to add.
@@ -353,7 +363,8 @@ impl State {
         slot.map(|s| recurrent_at(layer, &r, s)).transpose()
     }
 
-    /// Whether every page and slot is free or owned once, and every sequence owns exactly what its length needs.
+    /// Whether every page has as many owners as there are sequences and others that say so, every slot one, and every
+    /// sequence exactly what its length needs.
     ///
     /// # Errors
     /// What is wrong: a fault of this crate.
@@ -370,11 +381,17 @@ impl State {
         }
         let under_way = self.lanes().filter_map(|l| l.pending.as_ref());
         let pages = self.seqs.iter().flat_map(|s| s.pages.iter().copied());
-        let pages: Vec<_> = pages.chain(under_way.clone().flat_map(Pending::pages)).collect();
+        let kept = self.kept.iter().flat_map(|(&p, &n)| std::iter::repeat_n(p, n as usize));
+        let pages: Vec<_> = pages.chain(under_way.clone().flat_map(Pending::pages)).chain(kept).collect();
         let slots = self.seqs.iter().filter_map(|s| s.rec);
         let slots: Vec<_> = slots.chain(under_way.clone().flat_map(Pending::slots)).collect();
         let rings: Vec<_> = self.seqs.iter().map(|s| s.ring).chain(under_way.flat_map(Pending::rings)).collect();
         self.room.owned_by(&pages, &slots, &rings)
+    }
+
+    /// Elements of a row of each recurrent layer's state, by layer.
+    pub(crate) fn state_rows(&self) -> Vec<usize> {
+        self.state_cols.clone()
     }
 
     /// Rolls back a step's append that was dropped, and a segment that was.

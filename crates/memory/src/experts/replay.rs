@@ -106,16 +106,18 @@ fn visit(s: &mut SlotState, layer: u32, ids: &[u32]) -> u64 {
 /// The most that any policy could find with so many slots, knowing what comes: Belady's rule, which lets go of what is
 /// used again latest and does not keep what is used later than all that is kept.
 pub fn bound(trace: &Trace, slots: u32) -> Hits {
-    let uses: Vec<ExpertId> = trace.uses().collect();
+    let uses: Vec<(ExpertId, bool)> = trace.uses().collect();
     let never = uses.len();
     let (mut next, mut seen) = (vec![never; uses.len()], HashMap::new());
-    for (i, id) in uses.iter().enumerate().rev() {
+    for (i, (id, _)) in uses.iter().enumerate().rev() {
         next[i] = seen.insert(*id, i).unwrap_or(never);
     }
     let mut kept: BTreeSet<(usize, ExpertId)> = BTreeSet::new();
-    let mut all = Hits { uses: uses.len() as u64, hits: 0 };
-    for (i, &id) in uses.iter().enumerate() {
-        all.hits += u64::from(kept.remove(&(i, id)));
+    let mut all = Hits::default();
+    for (i, &(id, counts)) in uses.iter().enumerate() {
+        let hit = kept.remove(&(i, id));
+        all.uses += u64::from(counts);
+        all.hits += u64::from(counts && hit);
         if next[i] < never {
             kept.insert((next[i], id));
         }
@@ -162,7 +164,7 @@ mod tests {
         #[test]
         fn the_bound_is_the_best_of_all_ways(rows in rows(3), slots in 1usize..4) {
             let t = trace(&rows);
-            let uses: Vec<_> = t.uses().collect();
+            let uses: Vec<_> = t.uses().map(|u| u.0).collect();
             prop_assert_eq!(bound(&t, slots as u32).hits, best(&uses, &BTreeSet::new(), slots));
         }
 
@@ -199,5 +201,6 @@ mod tests {
         let size = pool(&t, 16);
         let lru = Contender { name: String::new(), scope: Scope::PerLayer, policy: Box::<Lru>::default() };
         assert_eq!(replay(&t, size, lru), Hits { uses: 4, hits: 3 });
+        assert_eq!(bound(&t, 16), Hits { uses: 4, hits: 3 });
     }
 }

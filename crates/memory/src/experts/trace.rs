@@ -77,13 +77,16 @@ impl Trace {
     pub fn with(&self, streams: &[Stream]) -> Trace {
         Trace { streams: streams.to_vec(), ..self.clone() }
     }
-    /// Every use of an expert outside prompts, in order.
-    pub(super) fn uses(&self) -> impl Iterator<Item = ExpertId> {
+    /// Every use of an expert, in order, and whether it counts: of a prompt there is its last row, which does not.
+    pub(super) fn uses(&self) -> impl Iterator<Item = (ExpertId, bool)> {
         let of = move |s: &'_ Stream| {
-            let rows = s.prompt..self.rows(s);
-            let ids = rows.flat_map(|r| self.row(s, r).zip(&self.layers).collect::<Vec<_>>());
-            let each = ids.flat_map(|(ids, &layer)| ids.iter().map(move |&e| ExpertId { layer, expert: e.into() }));
-            each.collect::<Vec<_>>()
+            let mut all = Vec::new();
+            for row in s.prompt.saturating_sub(1)..self.rows(s) {
+                for (ids, &layer) in self.row(s, row).zip(&self.layers) {
+                    all.extend(ids.iter().map(|&e| (ExpertId { layer, expert: e.into() }, row >= s.prompt)));
+                }
+            }
+            all
         };
         self.streams.iter().flat_map(of)
     }

@@ -1,13 +1,14 @@
 //! `snug serve`: a model behind HTTP.
 
-use crate::args::ServeArgs;
+use crate::args::{Reuse, ServeArgs};
 use crate::fault::{Ended, INTERRUPTED, usage};
 use crate::load::options;
 use crate::output::note;
 use crate::resolve;
-use crate::serve::{engine_backend, script_backend};
+use crate::serve::{Share, engine_backend, script_backend};
 use anyhow::{Context, anyhow};
 use engine::OpenOptions;
+use engine::batch::{Keeping, Park};
 use engine::open::Opened;
 use server::{Config, Loading, Server};
 use std::net::SocketAddr;
@@ -45,12 +46,12 @@ async fn serve(a: &ServeArgs, config: Config, opened: Opened, source: Source) ->
     let server = Server::bind(config, loading.clone()).await.map_err(listen_fault)?;
     note(format_args!("listening on http://{}", server.address()));
     let (loaded, outcome) = oneshot::channel();
-    let (name, dialect, queue, stats) = (a.name.clone(), a.dialect.clone(), a.queue, a.on.stats);
+    let (name, dialect, queue, share) = (a.name.clone(), a.dialect.clone(), a.queue, share(a)?);
     std::thread::Builder::new()
         .name("load".into())
         .spawn(move || {
             let made = match source {
-                Source::Engine(how) => engine_backend(opened, &how, name, dialect.as_deref(), (queue, stats), &loading),
+                Source::Engine(how) => engine_backend(opened, &how, name, dialect.as_deref(), queue, share, &loading),
                 Source::Script(text) => script_backend(&opened, &text, name, dialect.as_deref(), queue),
             };
             let made = made.map(|ready| {
@@ -109,6 +110,16 @@ fn source(a: &ServeArgs) -> anyhow::Result<Source> {
     };
     let text = std::fs::read(file).with_context(|| format!("cannot read {file}"))?;
     Ok(Source::Script(text))
+}
+
+/// How requests share the model.
+fn share(a: &ServeArgs) -> anyhow::Result<Share> {
+    if !(a.patience >= 1.0 && a.patience.is_finite()) {
+        return usage(format!("--patience is {}; it must be 1 or more", a.patience));
+    }
+    let snapshots = if a.reuse == Reuse::Off { 0 } else { (a.snapshots as u64) << 20 };
+    let keeping = Keeping { snapshots, park: Park::F32, exact: a.reuse == Reuse::Exact };
+    Ok(Share { patience: a.patience, keeping, stats: a.on.stats })
 }
 
 /// What serving holds beyond running: measured as differences between `serve` and `run` (docs/benchmarks.md). The texts

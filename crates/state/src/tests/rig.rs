@@ -3,7 +3,7 @@
 use super::model::{K_HEADS, Q_HEADS, Row, SCALE, Use, decay, outputs, weight};
 use crate::{Append, Decl, Limits, SeqId, State, Stream};
 use device::{Act, Buf, Device, GdnShape, KeyHeadRule, Op, Reference, Region, Rows, Side, StreamView, View};
-use memory::{Class, Ledger, RegionSizes, Tier};
+use memory::{Class, Ledger, PageId, RegionSizes, Tier};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -23,6 +23,8 @@ pub struct Rig {
     pub dev: Reference,
     decls: Vec<Decl>,
     mixers: BTreeMap<u32, Mixer>,
+    /// Pages with an owner beside sequences, and how many positions of them are of interest.
+    pub kept: Vec<(Vec<PageId>, u32)>,
 }
 
 impl Rig {
@@ -45,7 +47,7 @@ impl Rig {
                 mixers.insert(d.layer, Mixer { taps, decay: of_decay, dt });
             }
         }
-        let mut rig = Rig { st, ledger, dev, decls: decls.to_vec(), mixers };
+        let mut rig = Rig { st, ledger, dev, decls: decls.to_vec(), mixers, kept: Vec::new() };
         rig.poison();
         rig
     }
@@ -188,11 +190,12 @@ impl Rig {
             match d.stream {
                 Stream::History { .. } => {
                     let st = self.st.view(d.layer).unwrap();
-                    let live =
-                        self.st.seqs.iter().flat_map(|s| {
-                            (0..s.len).map(|p| (s.pages[p as usize / 256].0, p % 256)).collect::<Vec<_>>()
-                        });
-                    let live: Vec<_> = live.chain(self.segment_room()).collect();
+                    let own = self.st.seqs.iter().map(|s| (&s.pages, s.len));
+                    let all = own.chain(self.kept.iter().map(|(pages, len)| (pages, *len)));
+                    let at = |(pages, len): (&Vec<PageId>, u32)| {
+                        (0..len).map(|p| (pages[p as usize / 256].0, p % 256)).collect::<Vec<_>>()
+                    };
+                    let live: Vec<_> = all.flat_map(at).chain(self.segment_room()).collect();
                     self.keep(&st, &live);
                     // The next row's own page, and page 0.
                     self.poison_side(&st, st.own, |p, len| p / 256 == len / 256);

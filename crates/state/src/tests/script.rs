@@ -3,9 +3,10 @@
 
 use super::model::Row;
 use super::rig::{Rig, joined};
-use crate::{Append, Decl, Error, Limits, PART_ROWS, SeqId, Span, Stream};
+use crate::{Append, Beginning, Decl, Error, Limits, PART_ROWS, Park, SeqId, Snapshot, Span, Stream};
 use device::RowClass::{self, Few, Many};
-use memory::{KvFormat, KvSpec};
+use memory::pages::pages_for;
+use memory::{KvFormat, KvSpec, PageId};
 use proptest::prelude::*;
 use std::ops::Range;
 
@@ -28,6 +29,10 @@ enum Step {
     Close(usize),
     /// Lets idle slabs go, all but so many.
     Trim(u32),
+    /// Keeps what a sequence has: its pages, and a snapshot of the rest.
+    Keep(usize),
+    /// Opens a sequence that begins with something that was kept.
+    Fork(usize),
     Append {
         class: RowClass,
         picks: Vec<(usize, u32)>,
@@ -67,6 +72,8 @@ fn script() -> impl Strategy<Value = Vec<Step>> {
         2 => Just(Step::Open),
         1 => (0usize..8).prop_map(Step::Close),
         1 => (0u32..3).prop_map(Step::Trim),
+        2 => (0usize..8).prop_map(Step::Keep),
+        2 => (0usize..8).prop_map(Step::Fork),
         7 => append(),
         2 => (0usize..8, prop_oneof![1u32..331, 320u32..340]).prop_map(|(i, n)| Step::Segment(i, n)),
         6 => (1u32..4, prop_oneof![3 => Just(End::All), 1 => Just(End::Rollback), 1 => Just(End::Drop)])
@@ -90,12 +97,21 @@ struct Seq {
     rows: Vec<Row>,
 }
 
+/// What was kept of a sequence, whatever became of it.
+struct Kept {
+    tag: u64,
+    rows: Vec<Row>,
+    pages: Vec<PageId>,
+    snapshot: Snapshot,
+}
+
 /// The device, and what must be on it.
 struct World {
     rig: Rig,
     recurrent: bool,
     open: Vec<Seq>,
     closed: Vec<SeqId>,
+    kept: Vec<Kept>,
     segment: Option<Segment>,
     tags: u64,
     ids: u32,
@@ -114,8 +130,9 @@ impl World {
         if recurrent {
             decls.push(Decl { layer: 1, stream: Stream::Recurrent { state: [2, 2, 3], conv: [2, 10] } });
         }
+        let (open, closed, kept) = (Vec::new(), Vec::new(), Vec::new());
         let rig = Rig::new(&decls, LIMITS);
-        World { rig, recurrent, open: Vec::new(), closed: Vec::new(), segment: None, tags: 0, ids: 0 }
+        World { rig, recurrent, open, closed, kept, segment: None, tags: 0, ids: 0 }
     }
 
     fn step(&mut self, s: &Step) -> Result<(), TestCaseError> {
@@ -123,6 +140,8 @@ impl World {
             Step::Open => self.open()?,
             Step::Close(i) => self.close(*i)?,
             Step::Trim(keep) => self.trim(*keep)?,
+            Step::Keep(i) => self.keep(*i),
+            Step::Fork(i) => self.fork(*i)?,
             Step::Append { class, picks, parts, layer_outer, end } => {
                 self.append(*class, picks, *parts, *layer_outer, end)?;
             }
@@ -174,6 +193,7 @@ impl World {
         let Seq { id: seq, tag, rows: ref past } = self.open[i];
         let allowed = n <= LIMITS.segment && past.len() as u32 + n <= LIMITS.context;
         let rows = self.rig.next(seq, tag, &ids);
+        self.make_room(pages_for(n) + 1);
         match self.rig.st.reserve_segment(&mut self.rig.dev, Span { seq, ids: &ids }) {
             Ok(append) => {
                 prop_assert!(allowed && self.segment.is_none());
@@ -228,6 +248,49 @@ impl World {
         Ok(())
     }
 
+    fn keep(&mut self, i: usize) {
+        if i >= self.open.len() || self.in_segment(i) {
+            return;
+        }
+        let s = &self.open[i];
+        let pages = self.rig.st.pages(s.id).unwrap().to_vec();
+        let snapshot = self.rig.st.snapshot(&mut self.rig.dev, s.id, Park::F32).unwrap();
+        assert!(snapshot.at() as usize == s.rows.len());
+        assert!(s.rows.is_empty() || snapshot.bytes() == self.rig.st.snapshot_bytes(Park::F32));
+        self.rig.st.keep_pages(&pages).unwrap();
+        self.kept.push(Kept { tag: s.tag, rows: s.rows.clone(), pages, snapshot });
+        self.rig.kept = self.kept.iter().map(|k| (k.pages.clone(), k.rows.len() as u32)).collect();
+    }
+
+    fn fork(&mut self, i: usize) -> Result<(), TestCaseError> {
+        if self.kept.is_empty() {
+            return Ok(());
+        }
+        // The copy of a page that is not full.
+        self.make_room(1);
+        let Some(k) = self.kept.get(i % self.kept.len().max(1)) else { return Ok(()) };
+        let len = k.rows.len() as u32;
+        let (pages, tail) = k.pages.split_at((len / 256) as usize);
+        let from = Beginning { len, pages, tail: tail.first().copied(), snapshot: Some(&k.snapshot) };
+        match self.rig.st.open_at(&mut self.rig.dev, from) {
+            Ok(id) => self.open.push(Seq { id, tag: k.tag, rows: k.rows.clone() }),
+            Err(e) => {
+                let full = matches!(e, Error::NoRoom { what: "sequences", .. });
+                prop_assert!(full && self.open.len() == LIMITS.parallel as usize, "{}", e);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets kept pages go until `n` are free, or none is kept.
+    fn make_room(&mut self, n: u32) {
+        while self.rig.st.free_pages() < n && !self.kept.is_empty() {
+            let k = self.kept.remove(0);
+            self.rig.st.let_go(&k.pages);
+        }
+        self.rig.kept = self.kept.iter().map(|k| (k.pages.clone(), k.rows.len() as u32)).collect();
+    }
+
     fn append(
         &mut self,
         class: RowClass,
@@ -244,6 +307,8 @@ impl World {
             }
         }
         let ids: Vec<Vec<u32>> = chosen.iter().map(|&(_, n)| self.fresh(n)).collect();
+        let wanted = chosen.iter().map(|&(i, n)| pages_for(n) + u32::from(!self.open[i].rows.is_empty())).sum();
+        self.make_room(wanted);
         let spans: Vec<Span> =
             chosen.iter().zip(&ids).map(|(&(i, _), ids)| Span { seq: self.open[i].id, ids }).collect();
         let a = match self.rig.st.reserve(&mut self.rig.dev, class, &spans) {
@@ -346,6 +411,7 @@ impl World {
             (0..self.open.len()).filter(|&i| self.open[i].rows.len() < LIMITS.context as usize).collect();
         let seen: Vec<usize> = seen.into_iter().filter(|&i| !self.in_segment(i)).collect();
         let id = self.fresh(1);
+        self.make_room(seen.len() as u32);
         let spans: Vec<Span> = seen.iter().map(|&i| Span { seq: self.open[i].id, ids: &id }).collect();
         if !spans.is_empty() {
             let a = self.rig.st.reserve(&mut self.rig.dev, Few, &spans).unwrap();

@@ -1,0 +1,71 @@
+//! Sequences that begin where others were, slices of prompts, and what those who schedule them ask.
+
+use super::{Executor, Wanted};
+use crate::error::Result;
+use device::RowClass;
+use memory::PageId;
+use state::{Beginning, Park, SeqId, Snapshot, Span};
+
+impl Executor {
+    /// Reads a slice of a prompt in one pass: at most a chunk of ids. Logits as `wanted`, none where that is `None`.
+    ///
+    /// # Errors
+    /// Those of state and device; nothing is appended then.
+    pub fn read(&mut self, seq: SeqId, ids: &[u32], wanted: Option<Wanted>) -> Result<Vec<f32>> {
+        let (span, all) = ([Span { seq, ids }], [ids.len() as u32]);
+        let logits = match wanted {
+            Some(w) => self.step(RowClass::Many, &span, w, &all)?,
+            None => self.step_silently(&span, &all)?,
+        };
+        Ok(logits.unwrap_or_default())
+    }
+    /// Opens a sequence that has positions already.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open), and a beginning that does not belong to such a length.
+    pub fn open_at(&mut self, from: Beginning) -> Result<SeqId> {
+        self.watch.look();
+        Ok(self.state.open_at(self.dev.as_mut(), from)?)
+    }
+    /// The pages of a sequence, by position.
+    ///
+    /// # Errors
+    /// Those of the state.
+    pub fn pages(&self, s: SeqId) -> Result<Vec<PageId>> {
+        Ok(self.state.pages(s)?.to_vec())
+    }
+    /// Makes the caller an owner of pages that have one.
+    ///
+    /// # Errors
+    /// Those of the state.
+    pub fn keep_pages(&mut self, pages: &[PageId]) -> Result<()> {
+        Ok(self.state.keep_pages(pages)?)
+    }
+    /// Ends what [`keep_pages`](Self::keep_pages) began.
+    pub fn let_go(&mut self, pages: &[PageId]) {
+        self.state.let_go(pages);
+    }
+    /// Pages that nobody owns.
+    pub fn free_pages(&self) -> u32 {
+        self.state.free_pages()
+    }
+    /// Pages of history in all.
+    pub fn total_pages(&self) -> u32 {
+        self.state.limits().pages()
+    }
+    /// Whether sequences can only begin where a snapshot was taken.
+    pub fn needs_snapshots(&self) -> bool {
+        self.state.needs_snapshots()
+    }
+    /// Bytes of a snapshot.
+    pub fn snapshot_bytes(&self, park: Park) -> u64 {
+        self.state.snapshot_bytes(park)
+    }
+    /// Keeps what of a sequence is overwritten as it goes on.
+    ///
+    /// # Errors
+    /// Those of the state, also where the ledger has no room for it.
+    pub fn snapshot(&mut self, s: SeqId, park: Park) -> Result<Snapshot> {
+        Ok(self.state.snapshot(self.dev.as_mut(), s, park)?)
+    }
+}

@@ -1,0 +1,326 @@
+//! The states of requests, and the choice of the next step.
+
+use super::costs::Costs;
+use super::queue::{Queue, Waiting};
+use super::{Ask, Id, Limits, Outcome, Refused, Report, Room, Step};
+use memory::PAGE_POSITIONS;
+use memory::pages::pages_for;
+
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Its sequence is being opened.
+    Opening,
+    /// Its prompt is read; a slice of so many rows has so many layers left.
+    Reading {
+        slice: Option<(u32, u32)>,
+    },
+    Decoding,
+    /// Over; its sequence is still open.
+    Over,
+}
+
+#[derive(Clone, Debug)]
+struct Running {
+    id: Id,
+    ask: Ask,
+    phase: Phase,
+    /// Positions it has.
+    len: u32,
+    /// Pages that are set aside for it.
+    pages: u32,
+    marks: Box<[u32]>,
+}
+
+/// The scheduler.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    limits: Limits,
+    costs: Costs,
+    queue: Queue,
+    /// In the order in which they began.
+    running: Vec<Running>,
+    /// The step that was given out and not reported yet.
+    given: Option<Step>,
+    /// Whether answers had the last turn beside a prompt.
+    answered: bool,
+    /// Who decodes first when not all fit into a step.
+    turn: usize,
+    /// Steps of one answer alone: now and then the other way of decoding is tried, whose worth may have changed.
+    alone: u32,
+}
+
+/// The other way of decoding is tried once in so many steps.
+const TRY_AGAIN: u32 = 64;
+
+impl Schedule {
+    /// Nobody is there yet.
+    pub fn new(limits: Limits) -> Self {
+        let (costs, queue, running) = (Costs::default(), Queue::default(), Vec::new());
+        Schedule { limits, costs, queue, running, given: None, answered: false, turn: 0, alone: 0 }
+    }
+
+    /// Takes a request; its place in the queue, 0 where it can begin at once. Slices of its prompt end at `marks`, which
+    /// rise.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn arrive(&mut self, id: Id, ask: Ask, marks: &[u32]) -> Result<u32, Refused> {
+        let pages = self.wanted(&ask);
+        if ask.prompt >= self.limits.context || pages > self.limits.pages {
+            return Err(Refused::Never { most_prompt: self.most_prompt(&ask) });
+        }
+        let next = self.queue.len() == 0 && self.has_place() && pages <= self.free();
+        if !next && self.queue.len() >= self.limits.places {
+            return Err(Refused::Full { places: self.limits.places });
+        }
+        self.queue.push(Waiting { id, ask, pages, passed: 0, marks: marks.into() });
+        Ok(if next { 0 } else { self.queue.len() })
+    }
+
+    /// Forgets a request: one that waits at once, one that runs by a [`Step::Close`]. Others are not changed.
+    pub fn cancel(&mut self, id: Id) {
+        if !self.queue.remove(id)
+            && let Some(r) = self.running.iter_mut().find(|r| r.id == id)
+        {
+            r.phase = Phase::Over;
+        }
+    }
+
+    /// Requests that wait, with their places.
+    pub fn waiting(&self) -> impl Iterator<Item = (Id, u32)> {
+        self.queue.iter().map(|w| w.id).zip(1..)
+    }
+    /// Place of a request that waits.
+    pub fn place(&self, id: Id) -> Option<u32> {
+        self.queue.place(id)
+    }
+    /// Requests that were opened and not closed.
+    pub fn running(&self) -> u32 {
+        self.running.len() as u32
+    }
+    /// Pages set aside for those that run.
+    pub fn pages(&self) -> u32 {
+        self.running.iter().map(|r| r.pages).sum()
+    }
+    /// What steps cost.
+    pub fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    #[cfg(test)]
+    pub(super) fn limits_for_tests(&mut self) -> &mut Limits {
+        &mut self.limits
+    }
+
+    /// The next step. It is reported by [`done`](Self::done) before the next one is asked for.
+    pub fn next(&mut self) -> Step {
+        debug_assert!(self.given.is_none(), "a step is under way");
+        let step = self.choose();
+        self.given = (step != Step::Idle).then(|| step.clone());
+        if matches!(&step, Step::Speculate { .. }) || matches!(&step, Step::Decode(ids) if ids.len() == 1) {
+            self.alone = self.alone.wrapping_add(1);
+        }
+        step
+    }
+
+    /// How the last step went. Without one under way nothing happens.
+    pub fn done(&mut self, (outcome, took): Report) {
+        let Some(step) = self.given.take() else { return };
+        match (step, outcome) {
+            (Step::Close(id), _) => self.running.retain(|r| r.id != id),
+            (Step::Stop(id, _), _) => self.over(id),
+            (step, Outcome::Failed) => ids(&step).into_iter().for_each(|id| self.over(id)),
+            (Step::Open(id), Outcome::Opened { kept }) => {
+                self.with(id, |r| (r.len, r.phase) = (kept.min(r.ask.prompt - 1), Phase::Reading { slice: None }));
+            }
+            (Step::Read { id, rows, layers }, Outcome::Read { ended }) => {
+                self.costs.read(rows, layers, self.limits.layers, took);
+                self.answered = false;
+                self.read_on(id, rows, layers, ended);
+            }
+            (Step::Decode(ids), Outcome::Decoded { ended }) => {
+                self.costs.decoded(ids.len() as u32, took);
+                self.answered = true;
+                ids.iter().for_each(|&id| self.with(id, |r| r.len += 1));
+                ended.into_iter().for_each(|id| self.over(id));
+            }
+            (Step::Speculate { id, .. }, Outcome::Speculated { drafted, made, ended }) => {
+                self.costs.speculated(drafted, made, took);
+                self.answered = true;
+                self.with(id, |r| r.len += made);
+                if ended {
+                    self.over(id);
+                }
+            }
+            // An outcome of another step: whoever carries steps out is at fault, and no request may hang for it.
+            (step, _) => ids(&step).into_iter().for_each(|id| self.over(id)),
+        }
+    }
+
+    fn choose(&mut self) -> Step {
+        if let Some(r) = self.running.iter().find(|r| r.phase == Phase::Over) {
+            return Step::Close(r.id);
+        }
+        if let Some(stop) = self.make_room() {
+            return stop;
+        }
+        if let Some(open) = self.admit() {
+            return open;
+        }
+        let reading = self.running.iter().position(|r| matches!(r.phase, Phase::Reading { .. }));
+        let decoding = self.running.iter().filter(|r| r.phase == Phase::Decoding).count();
+        match (reading, decoding) {
+            (None, 0) => Step::Idle,
+            (Some(r), 0) => self.read(r, None),
+            (Some(r), n) if self.answered => self.read(r, Some(self.spare(n as u32))),
+            (_, n) => self.decode(n),
+        }
+    }
+
+    /// Sets pages aside for answers that outgrew theirs; ends one for which there are none.
+    fn make_room(&mut self) -> Option<Step> {
+        // A round may make so many positions at once, but never needs them all.
+        let (context, mut free) = (self.limits.context, self.free());
+        for r in self.running.iter_mut().filter(|r| r.phase == Phase::Decoding) {
+            if r.len >= context {
+                return Some(Step::Stop(r.id, Room::Context));
+            }
+            if r.len < r.pages * PAGE_POSITIONS {
+                continue;
+            }
+            if free == 0 {
+                return Some(Step::Stop(r.id, Room::Pages));
+            }
+            (r.pages, free) = (r.pages + 1, free - 1);
+        }
+        None
+    }
+
+    fn admit(&mut self) -> Option<Step> {
+        if !self.has_place() {
+            return None;
+        }
+        let Waiting { id, ask, pages, marks, .. } = self.queue.take(self.free(), self.limits.bypass)?;
+        self.running.push(Running { id, ask, phase: Phase::Opening, len: 0, pages, marks });
+        Some(Step::Open(id))
+    }
+
+    /// Seconds that a slice may take beside `n` answers; `None` where that is not known yet.
+    fn spare(&self, n: u32) -> f64 {
+        let (solo, now) = match self.drafts(n) {
+            0 => (self.costs.decode_s(1), self.costs.decode_s(n)),
+            k => (self.costs.round_s(k), self.costs.round_s(k)),
+        };
+        // A decode step came before, so something is known; nothing would be the smallest slice.
+        (self.limits.patience * solo.unwrap_or(0.0) - now.unwrap_or(0.0)).max(0.0)
+    }
+
+    fn read(&self, at: usize, budget: Option<f64>) -> Step {
+        let (r, of) = (&self.running[at], self.limits.layers.max(1));
+        let (rows, layers) = match r.phase {
+            Phase::Reading { slice: Some((rows, left)) } => (rows, self.costs.layers(rows, left, of, budget)),
+            _ => {
+                let next = r.marks.iter().find(|&&m| m > r.len).map_or(r.ask.prompt, |&m| m.min(r.ask.prompt));
+                self.costs.slice(next - r.len, self.limits.chunk, of, budget)
+            }
+        };
+        Step::Read { id: r.id, rows, layers }
+    }
+
+    fn read_on(&mut self, id: Id, rows: u32, layers: u32, ended: bool) {
+        let of = self.limits.layers.max(1);
+        self.with(id, |r| {
+            let left = match r.phase {
+                Phase::Reading { slice: Some((_, left)) } => left,
+                _ => of,
+            };
+            match left.saturating_sub(layers) {
+                0 => {
+                    r.len += rows;
+                    let more = r.len < r.ask.prompt;
+                    r.phase = if more { Phase::Reading { slice: None } } else { Phase::Decoding };
+                }
+                left => r.phase = Phase::Reading { slice: Some((rows, left)) },
+            }
+        });
+        if ended {
+            self.over(id);
+        }
+    }
+
+    fn drafts(&self, decoding: u32) -> u32 {
+        let mut alone = self.running.iter().filter(|r| r.phase == Phase::Decoding);
+        match (decoding, alone.next()) {
+            (1, Some(r)) if r.ask.drafts => {
+                // A round may not outgrow what is set aside: its rows are one more than its drafts.
+                let room = (r.pages * PAGE_POSITIONS).min(self.limits.context).saturating_sub(r.len);
+                let most = self.limits.drafts.min(room.saturating_sub(1));
+                let best = self.costs.drafts(most);
+                let other = self.alone % TRY_AGAIN == TRY_AGAIN - 1;
+                if !other {
+                    best
+                } else if best == 0 {
+                    most.min(1)
+                } else {
+                    0
+                }
+            }
+            _ => 0,
+        }
+    }
+
+    fn decode(&mut self, n: usize) -> Step {
+        let all: Vec<Id> = self.running.iter().filter(|r| r.phase == Phase::Decoding).map(|r| r.id).collect();
+        match self.drafts(n as u32) {
+            0 => {}
+            drafts => return Step::Speculate { id: all[0], drafts },
+        }
+        let most = (self.limits.few.max(1) as usize).min(n);
+        if most == n {
+            return Step::Decode(all);
+        }
+        let some = (0..most).map(|i| all[(self.turn + i) % n]).collect();
+        self.turn = (self.turn + most) % n;
+        Step::Decode(some)
+    }
+
+    fn over(&mut self, id: Id) {
+        self.with(id, |r| r.phase = Phase::Over);
+    }
+    /// One that is over stays so.
+    fn with(&mut self, id: Id, f: impl FnOnce(&mut Running)) {
+        if let Some(r) = self.running.iter_mut().find(|r| r.id == id && r.phase != Phase::Over) {
+            f(r);
+        }
+    }
+    fn has_place(&self) -> bool {
+        self.running() < self.limits.parallel
+    }
+    fn free(&self) -> u32 {
+        self.limits.pages.saturating_sub(self.pages())
+    }
+    /// Positions of the answer that are set aside.
+    fn set_aside(&self, ask: &Ask) -> u32 {
+        ask.most.unwrap_or(u32::MAX).min(self.limits.guarantee)
+    }
+    fn wanted(&self, ask: &Ask) -> u32 {
+        pages_for(ask.prompt.saturating_add(self.set_aside(ask)).min(self.limits.context))
+    }
+    fn most_prompt(&self, ask: &Ask) -> u32 {
+        let room = self.limits.pages.saturating_mul(PAGE_POSITIONS);
+        let room =
+            if room >= self.limits.context { self.limits.context } else { room.saturating_sub(self.set_aside(ask)) };
+        room.min(self.limits.context.saturating_sub(1))
+    }
+}
+
+/// The requests that a step is for.
+pub(super) fn ids(step: &Step) -> Vec<Id> {
+    match step {
+        Step::Open(id) | Step::Read { id, .. } | Step::Speculate { id, .. } | Step::Stop(id, _) | Step::Close(id) => {
+            vec![*id]
+        }
+        Step::Decode(all) => all.clone(),
+        Step::Idle => Vec::new(),
+    }
+}

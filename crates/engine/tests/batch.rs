@@ -1,0 +1,252 @@
+//! Several answers at once are the answers alone, token by token; what was read before is not read again, and changes no
+//! token in exact mode.
+
+use device::CpuOptions;
+use engine::batch::{Batch, Ended, Job, Keeping, Sharing, Sink, Told};
+use engine::open::On;
+use engine::prefix::{Miss, Owner, Role};
+use engine::{Ask, Context, Error, Finish, Model, OpenOptions, Request, Sampling, generate};
+use state::Park;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+fn open(path: std::path::PathBuf, parallel: u32, draft: u32) -> Model {
+    let ask = Ask { parallel, few: 8, draft, context: Context::Exactly(1024), ..Ask::default() };
+    let how = OpenOptions { ask, on: On::Cpu(CpuOptions::default()), ..OpenOptions::default() };
+    Model::open(path, &how, &mut |_| {}).unwrap()
+}
+
+fn default_model() -> std::path::PathBuf {
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/snug-tiny-moe.gguf").into()
+}
+
+const OFF: Keeping = Keeping { snapshots: 0, park: Park::F32, exact: false };
+const EXACT: Keeping = Keeping { snapshots: 64 << 20, park: Park::F32, exact: true };
+
+fn sharing(keeping: Keeping) -> Sharing {
+    Sharing { places: 16, patience: 2.0, keeping }
+}
+
+/// What a request was told.
+#[derive(Default, Debug)]
+struct Heard {
+    ids: Vec<u32>,
+    cached: Option<(u32, Miss)>,
+    places: Vec<u32>,
+    read: Vec<(u32, u32)>,
+    done: Vec<Ended>,
+    failed: Vec<String>,
+}
+
+#[derive(Clone, Default)]
+struct Ear(Arc<Mutex<Heard>>, Arc<AtomicBool>);
+
+impl Ear {
+    fn heard(&self) -> std::sync::MutexGuard<'_, Heard> {
+        self.0.lock().unwrap()
+    }
+    fn leave(&self) {
+        self.1.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Sink for Ear {
+    fn tell(&self, what: Told) {
+        let mut h = self.heard();
+        match what {
+            Told::Queued(n) => h.places.push(n),
+            Told::Started { cached, miss } => h.cached = Some((cached, miss)),
+            Told::Prefill { done, total } => h.read.push((done, total)),
+            Told::PromptToken(_) => {}
+            Told::Token(c) => h.ids.push(c.id),
+            Told::Done(e) => h.done.push(e),
+            Told::Failed(e) => h.failed.push(e.to_string()),
+        }
+    }
+    fn gone(&self) -> bool {
+        self.1.load(Ordering::Relaxed)
+    }
+}
+
+fn job(prompt: Vec<u32>, sampling: Sampling, n: u32) -> Job {
+    Job {
+        prompt: prompt.into(),
+        sampling,
+        max_tokens: Some(n),
+        constraint: None,
+        ends: Arc::new(|_| false),
+        at_end: None,
+        steer: None,
+        prompt_logprobs: false,
+        from: (Role::Main, Owner(1)),
+        marks: Vec::new(),
+    }
+}
+
+/// Ids that look like a text: drawn, with repetitions.
+fn text(seed: u32, n: u32, vocab: u32) -> Vec<u32> {
+    (0..n).map(|i| (seed.wrapping_mul(2_654_435_761) ^ (i / 3).wrapping_mul(40_503)).wrapping_mul(97) % vocab).collect()
+}
+
+fn alone(model: &mut Model, prompt: &[u32], sampling: &Sampling, n: u32) -> Vec<u32> {
+    let seq = model.exec.open().unwrap();
+    let req =
+        Request { prompt: prompt.to_vec(), sampling: sampling.clone(), max_tokens: Some(n), ..Request::default() };
+    let made = generate(&mut model.exec, None, seq, &req, &AtomicBool::new(false), &mut |_| {}).unwrap();
+    model.exec.close(seq).unwrap();
+    made.ids
+}
+
+fn samplings() -> [Sampling; 3] {
+    let drawn = |seed| Sampling { temperature: 0.9, top_k: 20, seed, ..Sampling::default() };
+    [Sampling::greedy(), drawn(7), Sampling { repetition_penalty: 1.2, ..drawn(8) }]
+}
+
+fn run(batch: &mut Batch) {
+    assert!((0..100_000).any(|_| !batch.turn()), "it never ends");
+}
+
+/// Everything is given back: pages but for those that are kept, and all sequences.
+fn settled(batch: &mut Batch) {
+    assert_eq!(batch.load(), (0, 0));
+    let exec = batch.executor();
+    let places = exec.plan().parallel;
+    let open: Vec<_> = (0..places).map(|_| exec.open().unwrap()).collect();
+    open.into_iter().for_each(|s| exec.close(s).unwrap());
+}
+
+fn together_and_alone(path: std::path::PathBuf, draft: u32) {
+    let mut model = open(path.clone(), 1, 0);
+    let vocab = model.exec.family().spec().vocab;
+    let prompts: Vec<Vec<u32>> = [5u32, 200, 70, 333].iter().zip(1..).map(|(&n, seed)| text(seed, n, vocab)).collect();
+    let how = samplings();
+    let want: Vec<Vec<u32>> =
+        prompts.iter().enumerate().map(|(i, p)| alone(&mut model, p, &how[i % 3], 12 + i as u32)).collect();
+    drop(model);
+    let mut batch = Batch::new(open(path, 3, draft).exec, sharing(OFF));
+    let mut ears = Vec::new();
+    for (i, p) in prompts.iter().enumerate() {
+        let ear = Ear::default();
+        batch.submit(job(p.clone(), how[i % 3].clone(), 12 + i as u32), Box::new(ear.clone())).unwrap();
+        ears.push(ear);
+        // They come one after the other, and one comes and goes.
+        (0..2 + i).for_each(|_| _ = batch.turn());
+        if i == 1 {
+            let gone = Ear::default();
+            batch.submit(job(text(9, 150, vocab), Sampling::greedy(), 50), Box::new(gone.clone())).unwrap();
+            (0..3).for_each(|_| _ = batch.turn());
+            gone.leave();
+        }
+    }
+    run(&mut batch);
+    for (ear, want) in ears.iter().zip(&want) {
+        let h = ear.heard();
+        assert_eq!((&h.ids, h.done.len(), h.failed.len()), (want, 1, 0));
+        assert_eq!(h.done[0].finish, Finish::Length);
+    }
+    settled(&mut batch);
+}
+
+#[test]
+fn answers_made_together_are_those_made_alone() {
+    for name in ["llama_a", "qwen3_5_moe_a"] {
+        let name = testkit::NAMES.iter().find(|n| n.starts_with(&name[..name.len() - 2])).unwrap();
+        let dir = testkit::materialise(name).unwrap();
+        together_and_alone(dir.path().to_path_buf(), 0);
+    }
+    together_and_alone(default_model(), 0);
+}
+
+#[test]
+fn with_drafts_too() {
+    let drafting = testkit::NAMES.iter().filter(|n| testkit::expected(n).unwrap().mtp.is_some());
+    for name in drafting.take(2) {
+        let dir = testkit::materialise(name).unwrap();
+        together_and_alone(dir.path().to_path_buf(), 3);
+    }
+}
+
+/// A conversation of turns, each of which has all before it and something new.
+fn turns(batch: &mut Batch, vocab: u32, n: u32) -> Vec<(Vec<u32>, u32, u32)> {
+    let mut prompt = text(1, 130, vocab);
+    let mut told = Vec::new();
+    for turn in 0..n {
+        let ear = Ear::default();
+        let marks = vec![64, prompt.len() as u32 - 20];
+        batch.submit(Job { marks, ..job(prompt.clone(), Sampling::greedy(), 10) }, Box::new(ear.clone())).unwrap();
+        run(batch);
+        let h = ear.heard();
+        assert_eq!(h.done.len(), 1, "{h:?}");
+        told.push((h.ids.clone(), h.cached.unwrap().0, prompt.len() as u32));
+        prompt.extend(&h.ids);
+        prompt.extend(text(turn + 2, 60, vocab));
+    }
+    told
+}
+
+#[test]
+fn turns_go_on_where_the_last_one_ended_and_in_exact_mode_with_the_same_answers() {
+    let dirs: Vec<_> = ["llama", "qwen3_5_moe", "gemma3"]
+        .iter()
+        .filter_map(|f| testkit::NAMES.iter().find(|n| n.starts_with(f)))
+        .map(|n| testkit::materialise(n).unwrap())
+        .collect();
+    for path in dirs.iter().map(|d| d.path().to_path_buf()).chain([default_model()]) {
+        let mut without = Batch::new(open(path.clone(), 2, 0).exec, sharing(OFF));
+        let vocab = without.executor().family().spec().vocab;
+        let want = turns(&mut without, vocab, 5);
+        assert!(want.iter().all(|t| t.1 == 0));
+        let mut exact = Batch::new(open(path.clone(), 2, 0).exec, sharing(EXACT));
+        let got = turns(&mut exact, vocab, 5);
+        for (t, (w, g)) in want.iter().zip(&got).enumerate() {
+            assert_eq!(w.0, g.0, "turn {t} of {}", path.display());
+        }
+        // Everything but the last answer, what is new, and what lies beside the grid.
+        assert!(
+            got[1..].iter().all(|t| t.1 + 10 + 60 + 64 >= t.2),
+            "{:?}",
+            got.iter().map(|t| (t.1, t.2)).collect::<Vec<_>>()
+        );
+        let mut usual = Batch::new(open(path, 2, 0).exec, sharing(Keeping { exact: false, ..EXACT }));
+        let got = turns(&mut usual, vocab, 5);
+        // Everything but what is new, and the last id of the answer, which was never fed.
+        assert!(got[1..].iter().all(|t| t.1 + 61 == t.2), "{:?}", got.iter().map(|t| (t.1, t.2)).collect::<Vec<_>>());
+        [&mut exact, &mut usual].into_iter().for_each(settled);
+    }
+}
+
+#[test]
+fn what_is_kept_gives_way_to_who_needs_the_room() {
+    let mut batch = Batch::new(open(default_model(), 1, 0).exec, sharing(Keeping { snapshots: 4 << 20, ..EXACT }));
+    let vocab = batch.executor().family().spec().vocab;
+    // One sequence of 1,024 positions fits: every one of these takes all pages.
+    for seed in 0..6 {
+        let ear = Ear::default();
+        batch.submit(job(text(seed, 1_000, vocab), Sampling::greedy(), 3), Box::new(ear.clone())).unwrap();
+        run(&mut batch);
+        assert_eq!(ear.heard().ids.len(), 3, "{:?}", ear.heard());
+    }
+    settled(&mut batch);
+}
+
+#[test]
+fn who_cannot_be_taken_is_told_so_and_the_others_go_on() {
+    let mut batch = Batch::new(open(default_model(), 1, 0).exec, Sharing { places: 1, ..sharing(OFF) });
+    let vocab = batch.executor().family().spec().vocab;
+    let submit = |batch: &mut Batch, prompt: Vec<u32>| {
+        let ear = Ear::default();
+        batch.submit(job(prompt, Sampling::greedy(), 4), Box::new(ear.clone())).map(|()| ear)
+    };
+    let long = submit(&mut batch, text(1, 1_024, vocab)).map(|_| ());
+    assert!(matches!(long, Err(Error::PromptTooLong { prompt: 1_024, context: 1_024, .. })), "{long:?}");
+    assert!(matches!(submit(&mut batch, vec![]).map(|_| ()), Err(Error::EmptyPrompt)));
+    assert!(matches!(submit(&mut batch, vec![vocab]).map(|_| ()), Err(Error::BadToken { .. })));
+    let first = submit(&mut batch, text(2, 10, vocab)).unwrap();
+    batch.turn();
+    let second = submit(&mut batch, text(3, 10, vocab)).unwrap();
+    assert!(matches!(submit(&mut batch, text(4, 10, vocab)).map(|_| ()), Err(Error::QueueFull { places: 1 })));
+    run(&mut batch);
+    assert_eq!((first.heard().ids.len(), second.heard().ids.len()), (4, 4));
+    assert_eq!(second.heard().places, [1]);
+    settled(&mut batch);
+}

@@ -1,0 +1,256 @@
+//! The engine as a backend that several requests share: one thread does the steps, all others only ask and listen.
+
+use super::{failure, token, wanted};
+use crate::streamed::{Moment, Streamed, Watched};
+use engine::batch::{self, Batch, Sink, Told};
+use engine::prefix::{Anchor, Kind, Owner, Role, thin};
+use serde_json::Value;
+use server::backend::{Backend, Done, Event, Facts, Job, Load, Reason, Refused, Reporter, Ticket};
+use server::voice::Voice;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// Places in a prompt at which reading can go on later.
+const MARKS: usize = 12;
+/// Ids by which a conversation is known: its beginning, as all of its turns have it.
+const BEGINNING: usize = 512;
+/// Answers no longer than this are no part of a conversation: titles, summaries, checks.
+const ASIDE: u32 = 64;
+
+/// A backend in front of a [`Batch`].
+pub struct Shared {
+    facts: Facts,
+    plan: Value,
+    places: u32,
+    counts: Arc<Counts>,
+    /// Closed when it is dropped, which ends the thread.
+    jobs: Mutex<Option<Sender<(Job, Reporter)>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Counts {
+    running: AtomicU32,
+    waiting: AtomicU32,
+    /// Sent and not yet taken.
+    sent: AtomicU32,
+    stopping: AtomicBool,
+}
+
+impl Shared {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn new(
+        facts: Facts,
+        plan: Value,
+        mut batch: Batch,
+        (voice, stats): (Arc<Voice>, bool),
+        places: u32,
+    ) -> std::io::Result<Self> {
+        let (jobs, taken) = channel();
+        let counts = Arc::new(Counts::default());
+        let watched = Watched::of(batch.executor()).filter(|_| stats);
+        let mut at_work = AtWork { batch, voice, taken, counts: Arc::clone(&counts), watched, since: None };
+        let thread = std::thread::Builder::new().name("generate".into()).spawn(move || at_work.run())?;
+        Ok(Self { facts, plan, places, counts, jobs: Mutex::new(Some(jobs)), thread: Some(thread) })
+    }
+}
+
+impl Backend for Shared {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn submit(&self, job: Job) -> Result<Ticket, Refused> {
+        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(to_thread) = jobs.as_ref().filter(|_| !self.counts.stopping.load(Ordering::Acquire)) else {
+            return Err(Refused::Stopping);
+        };
+        let load = self.load();
+        if load.waiting >= self.places.saturating_add(self.facts.parallel.saturating_sub(load.running)) {
+            return Err(Refused::Full { places: self.places });
+        }
+        let (ticket, to) = Ticket::new();
+        self.counts.sent.fetch_add(1, Ordering::AcqRel);
+        // The thread lives as long as the sender; should it be gone, the ticket's events end.
+        to_thread.send((job, to)).map_err(|_| Refused::Stopping)?;
+        Ok(ticket)
+    }
+
+    fn load(&self) -> Load {
+        let get = |n: &AtomicU32| n.load(Ordering::Acquire);
+        Load {
+            running: get(&self.counts.running),
+            waiting: get(&self.counts.waiting) + get(&self.counts.sent),
+            places: self.places,
+        }
+    }
+
+    fn plan(&self) -> Value {
+        self.plan.clone()
+    }
+}
+
+impl Drop for Shared {
+    /// Jobs that run are finished unless their clients are gone; those that wait are not begun.
+    fn drop(&mut self) {
+        self.counts.stopping.store(true, Ordering::Release);
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(t) = self.thread.take() {
+            // It only ends by itself; panics are kept from it.
+            let _ = t.join();
+        }
+    }
+}
+
+/// What the thread has.
+struct AtWork {
+    batch: Batch,
+    voice: Arc<Voice>,
+    taken: Receiver<(Job, Reporter)>,
+    counts: Arc<Counts>,
+    /// What reading weights from disk did, where somebody wants to know, and when it was looked at last.
+    watched: Option<Watched>,
+    since: Option<(Moment, u64)>,
+}
+
+impl AtWork {
+    fn run(&mut self) {
+        loop {
+            let more = self.take_jobs();
+            if !more {
+                self.batch.drain(&engine::Error::Stopping);
+            }
+            let busy = self.turn();
+            let (running, waiting) = self.batch.load();
+            self.counts.running.store(running, Ordering::Release);
+            self.counts.waiting.store(waiting, Ordering::Release);
+            self.say(busy);
+            match (busy, more) {
+                (true, _) => {}
+                (false, false) => return,
+                // Nothing to do until something comes, or the last sender is gone.
+                (false, true) => match self.taken.recv() {
+                    Ok(next) => self.submit(next),
+                    Err(_) => return,
+                },
+            }
+        }
+    }
+
+    /// Says what reading from disk did from the first step after a rest to the last before the next.
+    fn say(&mut self, busy: bool) {
+        let Some(w) = &self.watched else { return };
+        let tokens = self.batch.tokens();
+        if busy {
+            self.since.get_or_insert_with(|| (w.now(), tokens));
+        } else if let Some((then, before)) = self.since.take() {
+            Streamed::between(&then, &w.now(), tokens - before).say("prompts and answers");
+        }
+    }
+
+    /// Takes what came; whether more may come.
+    fn take_jobs(&mut self) -> bool {
+        loop {
+            match self.taken.try_recv() {
+                Ok(next) => self.submit(next),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn submit(&mut self, (job, to): (Job, Reporter)) {
+        let job = self.job(job);
+        if let Err(e) = self.batch.submit(job, Box::new(Client(to.clone()))) {
+            to.tell(Event::Failed(failure(&e)));
+        }
+        let (_, waiting) = self.batch.load();
+        self.counts.waiting.store(waiting, Ordering::Release);
+        self.counts.sent.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// A step; a panic in it ends all requests, and the next ones find an executor without sequences.
+    fn turn(&mut self) -> bool {
+        match catch_unwind(AssertUnwindSafe(|| self.batch.turn())) {
+            Ok(busy) => busy,
+            Err(_) => {
+                let all_closed = self.batch.abort(&engine::Error::Panicked);
+                if all_closed.is_err() {
+                    self.counts.stopping.store(true, Ordering::Release);
+                }
+                true
+            }
+        }
+    }
+
+    fn job(&self, job: Job) -> batch::Job {
+        let (voice, ignore) = (Arc::clone(&self.voice), job.ignore_eos);
+        let aside = job.max_tokens.is_some_and(|n| n <= ASIDE);
+        batch::Job {
+            marks: marks(&self.voice, &job.prompt),
+            from: (if aside { Role::Side } else { Role::Main }, owner(&job.prompt)),
+            sampling: wanted(job.sampling, job.logprobs),
+            max_tokens: job.max_tokens,
+            constraint: job.constraint,
+            ends: Arc::new(move |id| !ignore && voice.tokenizer.is_eog(id)),
+            at_end: job.at_end,
+            steer: job.steer,
+            prompt_logprobs: job.prompt_logprobs,
+            prompt: job.prompt,
+        }
+    }
+}
+
+/// Where messages and their parts begin: at markup. Of many those are taken that a later prompt most likely shares.
+fn marks(voice: &Voice, prompt: &[u32]) -> Vec<u32> {
+    let special = |(_, id): &(u32, &u32)| voice.tokenizer.is_special(**id);
+    let at = (0..).zip(prompt).filter(special).map(|(at, _)| at).filter(|&at| at > 0);
+    let mut all: Vec<Anchor> = at.map(|at| Anchor { at, kind: Kind::Message }).collect();
+    if let Some(first) = all.first_mut() {
+        first.kind = Kind::Root;
+    }
+    let gone = thin(&all, MARKS);
+    all.iter().enumerate().filter(|(i, _)| gone.binary_search(i).is_err()).map(|(_, a)| a.at).collect()
+}
+
+fn owner(prompt: &[u32]) -> Owner {
+    let mut h = DefaultHasher::new();
+    prompt[..prompt.len().min(BEGINNING)].hash(&mut h);
+    Owner(h.finish())
+}
+
+/// A client at the other end of a ticket.
+struct Client(Reporter);
+
+impl Sink for Client {
+    fn tell(&self, what: Told) {
+        self.0.tell(match what {
+            Told::Queued(place) => Event::Queued { place },
+            Told::Started { .. } => Event::Started,
+            Told::Prefill { done, total } => Event::Prefill { done, total },
+            Told::PromptToken(c) => Event::PromptToken(token(c)),
+            Told::Token(c) => Event::Token(token(c)),
+            Told::Done(e) => Event::Done(Done {
+                reason: match e.finish {
+                    engine::Finish::Length => Reason::Length,
+                    engine::Finish::ContextFull => Reason::ContextFull,
+                    engine::Finish::Stop | engine::Finish::Cancelled => Reason::End,
+                },
+                cached: e.cached,
+                prefill: e.prefill,
+                decode: e.decode,
+            }),
+            Told::Failed(e) => Event::Failed(failure(e)),
+        });
+    }
+    fn gone(&self) -> bool {
+        self.0.is_cancelled()
+    }
+}
