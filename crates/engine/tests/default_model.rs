@@ -101,9 +101,10 @@ fn a_guard_too_small_refuses_before_reading_and_says_what_is_needed() {
     let how = OpenOptions { ask, ..OpenOptions::default() };
     let e = Model::open(path(), &how, &mut |_| panic!("nothing may be read")).err().unwrap().to_string();
     assert!(e.contains("10 MiB may be used") && e.contains("a smaller model"), "{e}");
-    // With room for the weights but not for the whole context, less context is taken.
+    // With room for the weights but not for the whole context, some experts stay on disk, or less context is taken.
     let kv = Some(memory::KvSpec::of(memory::KvFormat::Bf16));
     let all = open(Ask { kv, ..Ask::default() }).exec.plan().clone();
-    let less = open(Ask { kv, guard: all.total_bytes() - all.kv_bytes / 2, ..Ask::default() });
-    assert!(less.exec.plan().context < all.context && less.exec.plan().total_bytes() <= less.exec.plan().guard);
+    let less = open(Ask { kv, guard: all.total_bytes() - all.kv_bytes / 2, ..Ask::default() }).exec.plan().clone();
+    assert!(less.context < all.context || less.resident_bytes() < all.resident_bytes());
+    assert!(less.total_bytes() <= less.guard);
 }

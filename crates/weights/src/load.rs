@@ -281,8 +281,7 @@ impl Loader<'_> {
             Data::Each(ranges) => (self.split_parts(b, ranges, rows)?, 0, b.n as u64 * row),
             _ => return Err(unusable(b, "blocks cannot be turned or computed")),
         };
-        if !first.is_multiple_of(row) || !step.is_multiple_of(row) || !first.checked_div(row).is_some_and(|f| f < rows)
-        {
+        if !first.is_multiple_of(row) || !step.is_multiple_of(row) || first.checked_div(row).is_none_or(|f| f >= rows) {
             return Err(unusable(b, "it does not begin at a row"));
         }
         let whole = split::mat(fmt, b.n, b.k, rows, all)?;

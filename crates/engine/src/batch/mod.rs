@@ -179,7 +179,7 @@ impl Batch {
     /// Does the next step; `false` when there is nothing to do.
     pub fn turn(&mut self) -> bool {
         self.drop_gone();
-        let step = self.schedule.next();
+        let step = self.schedule.step();
         if step == Step::Idle {
             return false;
         }

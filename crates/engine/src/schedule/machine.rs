@@ -113,7 +113,7 @@ impl Schedule {
     }
 
     /// The next step. It is reported by [`done`](Self::done) before the next one is asked for.
-    pub fn next(&mut self) -> Step {
+    pub fn step(&mut self) -> Step {
         debug_assert!(self.given.is_none(), "a step is under way");
         let step = self.choose();
         self.given = (step != Step::Idle).then(|| step.clone());

@@ -147,7 +147,7 @@ impl Sim {
 
     /// Carries a step out; `None` when there is nothing to do.
     fn step(&mut self) -> Option<()> {
-        let step = self.s.next();
+        let step = self.s.step();
         let fails = self.draw.one_in(200);
         let [decode, row, draft] = self.costs;
         let (outcome, took) = match step.clone() {
@@ -342,7 +342,7 @@ fn beside(decode: f64, row: f64, fixed: f64, prompt: u32) -> (Vec<f64>, f64) {
     let (mut now, mut last, mut gaps) = (0.0, 0.0, Vec::new());
     let (mut came, mut steps) = (f64::INFINITY, 0);
     loop {
-        let (outcome, took) = match s.next() {
+        let (outcome, took) = match s.step() {
             Step::Open(_) => (Outcome::Opened { kept: 0 }, 0.0),
             Step::Read { rows, layers, .. } => {
                 (Outcome::Read { ended: false }, (fixed + row * rows as f64) * layers as f64 / l.layers as f64)
@@ -386,7 +386,7 @@ fn a_blocked_request_is_passed_eight_times_and_no_more() {
     let mut s = Schedule::new(Limits { parallel: 16, places: 64, ..limits() });
     let small = Ask { prompt: 100, most: Some(1), drafts: false };
     s.arrive(Id(0), Ask { prompt: 8_000, most: Some(1), drafts: false }, &[]).unwrap();
-    assert_eq!(s.next(), Step::Open(Id(0)));
+    assert_eq!(s.step(), Step::Open(Id(0)));
     s.done((Outcome::Opened { kept: 7_999 }, Duration::ZERO));
     let mut s2 = s.clone();
     // 100 pages, 32 taken, so of the next four two fit beside it.
@@ -398,14 +398,9 @@ fn a_blocked_request_is_passed_eight_times_and_no_more() {
         s.arrive(Id(i), small, &[]).unwrap();
     }
     let mut opened = Vec::new();
-    loop {
-        match s.next() {
-            Step::Open(id) => {
-                opened.push(id.0);
-                s.done((Outcome::Opened { kept: 0 }, Duration::ZERO));
-            }
-            _ => break,
-        }
+    while let Step::Open(id) = s.step() {
+        opened.push(id.0);
+        s.done((Outcome::Opened { kept: 0 }, Duration::ZERO));
     }
     // Id 3 does not fit: four small ones fit into the four pages that are left.
     assert_eq!(opened, [1, 2, 10, 11, 12, 13]);
@@ -414,7 +409,7 @@ fn a_blocked_request_is_passed_eight_times_and_no_more() {
     s2.arrive(Id(3), Ask { prompt: 8_000, most: Some(1), drafts: false }, &[]).unwrap();
     (10..30).for_each(|i| assert!(s2.arrive(Id(i), small, &[]).is_ok()));
     let mut opened = Vec::new();
-    while let Step::Open(id) = s2.next() {
+    while let Step::Open(id) = s2.step() {
         opened.push(id.0);
         s2.done((Outcome::Opened { kept: 0 }, Duration::ZERO));
     }
@@ -440,7 +435,7 @@ fn drafting_stops_where_it_does_not_pay_and_deepens_where_it_does() {
         let mut draw = Draw(7);
         let mut last = Vec::new();
         for i in 0..600 {
-            let (outcome, took) = match s.next() {
+            let (outcome, took) = match s.step() {
                 Step::Open(_) => (Outcome::Opened { kept: 0 }, 0.0),
                 Step::Read { .. } => (Outcome::Read { ended: false }, 0.01),
                 Step::Decode(_) => {
