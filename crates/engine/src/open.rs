@@ -126,7 +126,8 @@ impl Opened {
     /// What plans are made for.
     pub fn subject<'a>(&'a self, on: &'a Backend) -> Subject<'a> {
         let beyond = Allowance::of(&self.ck, &on.caps);
-        let streams = (0..self.ck.files()).all(|i| self.ck.path(FileId(i)).is_some());
+        // A card has everything on it, or nothing.
+        let streams = on.own.is_none() && (0..self.ck.files()).all(|i| self.ck.path(FileId(i)).is_some());
         Subject { family: self.family.as_ref(), bounds: &self.bounds, on, beyond, streams }
     }
     /// Decides everything that is decided before a weight is read.

@@ -76,7 +76,7 @@ pub struct Subject<'a> {
     pub on: &'a Backend,
     /// What the process will hold besides.
     pub beyond: Allowance,
-    /// Whether experts can be read while it runs: not from bytes that are in memory anyway.
+    /// Whether weights can be read while it runs: not from bytes that are in memory anyway, and not onto a card.
     pub streams: bool,
 }
 

@@ -1,10 +1,10 @@
 //! What is planned, refused and advised, from tiny checkpoints; no weight is read.
 
 use engine::open::{On, Opened};
-use engine::plan::{Ask, Context, Refusal, history_bytes, max_context, plan};
+use engine::plan::{Ask, Backend, Context, OnCard, Refusal, history_bytes, max_context, plan};
 use engine::{Error, Executor, Model, OpenOptions, Wanted};
 use memory::pages::pages_for;
-use memory::{KvFormat, KvSpec, Plan};
+use memory::{KvFormat, KvSpec, Plan, Tier};
 use std::sync::atomic::AtomicBool;
 
 fn opened(name: &str) -> (tempfile::TempDir, Opened) {
@@ -75,6 +75,20 @@ fn what_is_asked_for_and_does_not_fit_is_refused_with_what_would() {
 }
 
 /// The allowance is for the process, so it is there with the smallest model, and more threads take more.
+/// Where a mixture would be streamed on the host.
+#[test]
+fn a_card_that_is_too_small_is_refused() {
+    let name = testkit::NAMES.iter().find(|n| n.starts_with("qwen3_5_moe")).unwrap();
+    let (_dir, o) = opened(name);
+    let tier = Tier::Device(0);
+    let own = OnCard { tier, free: 1 << 40, overhead: 0, staging: 1 << 20, driver: 1 << 20, rows: 256 };
+    let card = Backend { own: Some(own), ..On::default().backend().unwrap() };
+    let all = plan(o.subject(&card), &exactly(256)).unwrap();
+    assert!(all.tier == tier && all.slots.is_none());
+    let little = Ask { device_guard: Some(all.total_bytes() - 1), ..exactly(256) };
+    assert!(matches!(plan(o.subject(&card), &little), Err(Error::Refused(Refusal::TooLarge { .. }))));
+}
+
 #[test]
 fn the_allowance_counts_threads() {
     let (_dir, o) = opened("llama-a");

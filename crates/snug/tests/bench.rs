@@ -32,8 +32,9 @@ fn sum(side: &Value, what: impl Fn(&str) -> bool) -> f64 {
 #[test]
 fn rates_are_reported_with_their_spread_and_their_bound() {
     let r = bench(&[]);
-    let want = "model arch device isa threads kv context prompt gen depth repeat prefill_tps decode_tps bytes_per_token \
-                weight_bytes_per_token history_bytes_per_token achieved_gbps ram_read_gbps bound_share workspace";
+    let want = "model arch device isa threads kv context prompt gen depth batch repeat load_s load_gbps prefill_tps decode_tps \
+                digest bytes_per_token weight_bytes_per_token history_bytes_per_token achieved_gbps ram_read_gbps \
+                bound_share workspace";
     assert_eq!(keys(&r), want.split_whitespace().collect::<Vec<_>>());
     for rate in ["prefill_tps", "decode_tps"] {
         let s = &r[rate];
@@ -55,7 +56,7 @@ fn rates_are_reported_with_their_spread_and_their_bound() {
     }
 
     let deep = bench(&["--depth", "700", "--profile"]);
-    assert_eq!(keys(&deep)[..20], keys(&r)[..]);
+    assert_eq!(keys(&deep)[..24], keys(&r)[..]);
     assert_eq!((&deep["depth"], &deep["context"]), (&700.into(), &746.into()));
     assert_eq!(deep["weight_bytes_per_token"], r["weight_bytes_per_token"]);
     assert!(f(&deep["history_bytes_per_token"]) > history, "history grows with depth");
