@@ -1,13 +1,18 @@
 //! What can be typed.
 
+mod measure;
+mod serve;
+
 use checkpoint::DType;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use engine::Context;
 use memory::KvSpec;
-use snug::launch::Agent;
 use snug::quantize::{Rule, parse_type};
 use snug::synth::Kind;
 use std::path::PathBuf;
+
+pub use measure::{BenchArgs, DoctorArgs, PerplexityArgs, PlanArgs};
+pub use serve::{LaunchArgs, LogFormat, Reuse, ServeArgs};
 
 const MODEL_HELP: &str = "a .gguf file, a Hugging Face directory, or a name in the store (see `snug list`); \
     without it, the model that is part of the program";
@@ -395,64 +400,6 @@ pub enum Container {
     Mlx,
 }
 
-/// `snug launch`.
-#[derive(Debug, Args)]
-#[command(
-    after_help = "The agent is told where the server is, which model it has and how long its context is, by flags, variables
-and files of this program's own (in agents/ beside the store); its own configuration stays as it is. Keys of
-other services are taken out of its environment. Where no server runs, one is started, and ends with the agent.
-
-Examples:
-  snug launch claude
-  snug launch codex --model qwen3.6-35b-a3b -- exec 'What does this repository do?'
-  snug launch opencode --url http://192.168.1.9:8080 --api-key secret --dry-run"
-)]
-pub struct LaunchArgs {
-    /// Which agent
-    #[arg(value_enum)]
-    pub agent: Agent,
-    /// The model: of a server that runs, its name there; else what to start one with [default: the server's, else the
-    /// model that is part of the program]
-    #[arg(long, value_name = "MODEL")]
-    pub model: Option<String>,
-    /// The server; one is started there if nobody answers and it is this machine [default: http://127.0.0.1:8080]
-    #[arg(long, value_name = "URL")]
-    pub url: Option<String>,
-    /// The server's key
-    #[arg(long, value_name = "KEY", env = "SNUG_API_KEY", hide_env_values = true)]
-    pub api_key: Option<String>,
-    /// Print what would be written and started, and do neither
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Arguments for the agent
-    #[arg(last = true, value_name = "ARGS")]
-    pub args: Vec<String>,
-}
-
-/// `snug doctor`.
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Reads memory with one thread and with more, the disk in blocks of three sizes with one to eight reads at
-once, and runs kernels on matrices of its own. Nothing else should run meanwhile. What is found is kept as
-machine.json in $SNUG_HOME, else $XDG_DATA_HOME/snug, else ~/.local/share/snug.
-
-Examples:
-  snug doctor
-  snug doctor --dir /models --json"
-)]
-pub struct DoctorArgs {
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-    /// Take seconds, not half a minute
-    #[arg(long)]
-    pub quick: bool,
-    /// Where the disk is read: a file of at most 512 MiB comes and goes there [default: where models are kept,
-    /// else where temporary files are]
-    #[arg(long, value_name = "DIRECTORY")]
-    pub dir: Option<PathBuf>,
-}
-
 /// `snug list`.
 #[derive(Debug, Args)]
 #[command(
@@ -464,187 +411,6 @@ pub struct ListArgs {
     /// Print a JSON array
     #[arg(long)]
     pub json: bool,
-}
-
-/// `snug bench`.
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Reading a prompt and generating are measured apart, each behind a history of --depth positions.
-The context is as long as all of them together, unless --context says otherwise.
-
-Examples:
-  snug bench
-  snug bench smollm2 --prompt 512 --gen 128 --repeat 5 --json
-  snug bench model.gguf --depth 16384 --kv tq4 --profile"
-)]
-pub struct BenchArgs {
-    #[arg(help = MODEL_HELP)]
-    pub model: Option<String>,
-    /// Tokens of the prompt that is read
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
-    pub prompt: u32,
-    /// Tokens that are generated
-    #[arg(long = "gen", value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
-    pub generate: u32,
-    /// Times that each is measured, after a round that does not count
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    pub repeat: u32,
-    /// Sequences that are decoded together; rates count the tokens of all of them
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub batch: u32,
-    /// Enqueue decode steps op by op, where the device would record them once and replay them
-    #[arg(long)]
-    pub eager: bool,
-    /// Positions of history before prompt and answer, filled with seeded random values instead of being read
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub depth: u32,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-    /// Report what each kind of operation cost, on stderr or in the JSON
-    #[arg(long)]
-    pub profile: bool,
-    /// Ask for the experts that a recorded trace asks for (see `snug experts`) in place of the router's: how fast a model
-    /// with random weights would be if it chose like a trained one
-    #[arg(long, value_name = "FILE")]
-    pub route_trace: Option<PathBuf>,
-    #[command(flatten)]
-    pub on: On,
-}
-
-/// `snug plan`.
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Counts bytes with a dry run of the model; no weight is read. How long things will take is forecast from what
-`snug doctor` measured.
-
-Examples:
-  snug plan smollm2
-  snug plan model.gguf --memory 6GiB --context max
-  snug plan model.gguf --context 32768 --parallel 4 --json"
-)]
-pub struct PlanArgs {
-    #[arg(help = MODEL_HELP)]
-    pub model: Option<String>,
-    /// Print one JSON object; sizes are bytes
-    #[arg(long)]
-    pub json: bool,
-    #[command(flatten)]
-    pub on: On,
-}
-
-/// `snug serve`.
-#[derive(Debug, Args)]
-#[command(after_help = "It speaks OpenAI's chat completions, completions and responses, and Anthropic's messages.
-Ctrl-C or SIGTERM lets requests that are here end first.
-
-Examples:
-  snug serve
-  snug serve smollm2 --port 9000
-  snug serve smollm2 --host 0.0.0.0 --api-key secret
-  snug serve --backend script:answers.json")]
-pub struct ServeArgs {
-    #[arg(help = MODEL_HELP)]
-    pub model: Option<String>,
-    /// Address to listen on; others than this machine's own need --api-key
-    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
-    pub host: String,
-    /// Port to listen on; 0 takes a free one
-    #[arg(long, value_name = "N", default_value_t = 8080)]
-    pub port: u16,
-    /// Key that clients must show
-    #[arg(long, value_name = "KEY", env = "SNUG_API_KEY", hide_env_values = true)]
-    pub api_key: Option<String>,
-    /// Let other machines in without a key
-    #[arg(long)]
-    pub allow_open: bool,
-    /// Let web pages of this origin in, beside those of this machine; may be repeated, `*` is all
-    #[arg(long, value_name = "ORIGIN")]
-    pub cors_origin: Vec<String>,
-    /// What to call the model [default: its own name]
-    #[arg(long, value_name = "NAME")]
-    pub name: Option<String>,
-    /// How the model writes reasoning and tool calls [default: found from its template]
-    #[arg(long, value_name = "NAME")]
-    pub dialect: Option<String>,
-    /// Requests that may wait
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=65536))]
-    pub queue: u32,
-    /// Most time between two tokens of an answer while another prompt is read, in times of what it takes alone
-    #[arg(long, value_name = "TIMES", default_value_t = 2.0)]
-    pub patience: f64,
-    /// What is kept of earlier prompts so that they are not read again: usual, exact (only what leaves every answer as it
-    /// is without it), off
-    #[arg(long, value_enum, default_value_t = Reuse::Usual)]
-    pub reuse: Reuse,
-    /// Most MiB of kept states, for models whose layers have some; taken as long as memory is free
-    #[arg(long, value_name = "MIB", default_value_t = 512)]
-    pub snapshots: u32,
-    /// Most MiB of a request's body
-    #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub max_body: u32,
-    /// Seconds that requests may go on once the server is told to stop
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    pub drain: u32,
-    /// Leave the line in place that some clients put before a system prompt and change with every request
-    #[arg(long)]
-    pub keep_volatile: bool,
-    /// Form of the log on stderr
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
-    pub log: LogFormat,
-    /// Say what a file says instead of running the model: script:FILE
-    #[arg(long, value_name = "script:FILE")]
-    pub backend: Option<String>,
-    #[command(flatten)]
-    pub on: On,
-}
-
-/// What of earlier prompts is used again.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Reuse {
-    /// All that fits.
-    Usual,
-    /// What changes no answer.
-    Exact,
-    /// Nothing.
-    Off,
-}
-
-/// `snug perplexity`.
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Reads a text in windows of --context positions, with the history in the format of --kv and, side by side, in bf16
-(f32 for f32 weights), and compares what the model says after every position.
-
-Examples:
-  snug perplexity -f book.txt
-  snug perplexity smollm2 -f book.txt --kv f32 --context 2048 --json"
-)]
-pub struct PerplexityArgs {
-    #[arg(help = MODEL_HELP)]
-    pub model: Option<String>,
-    /// The text, UTF-8
-    #[arg(short, long, value_name = "FILE")]
-    pub file: PathBuf,
-    /// Only the first N tokens of it
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
-    pub tokens: Option<u32>,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-    #[command(flatten)]
-    pub on: On,
-}
-
-/// Forms of logs by name.
-#[derive(Copy, Clone, Debug, ValueEnum)]
-pub enum LogFormat {
-    /// Lines for people
-    Text,
-    /// A JSON object a line
-    Json,
-    /// None
-    Off,
 }
 
 /// Token ids as typed: separated by commas or spaces, brackets allowed.

@@ -69,10 +69,6 @@ impl State {
     pub fn free_pages(&self) -> u32 {
         self.room.pages.free()
     }
-    /// Owners of a page.
-    pub fn owners(&self, p: PageId) -> u32 {
-        self.room.pages.owners(p)
-    }
     /// Makes the caller an owner of pages that have one.
     ///
     /// # Errors

@@ -257,8 +257,4 @@ impl Tree {
     pub fn pages(&self) -> impl Iterator<Item = PageId> {
         self.nodes.iter().filter_map(|n| n.page)
     }
-    /// Every snapshot it names.
-    pub fn snaps(&self) -> impl Iterator<Item = SnapId> {
-        self.nodes.iter().flat_map(|n| n.anchors.values().copied())
-    }
 }

@@ -20,7 +20,7 @@ impl Mean {
 /// Seconds of each kind of step. What was never seen is derived from what was, and before anything was seen it is
 /// nothing, so that the first step of a kind is as large as it may be.
 #[derive(Clone, Debug, Default)]
-pub struct Costs {
+pub(super) struct Costs {
     /// Decoding, by rows.
     decode: Vec<Mean>,
     /// A slice of a prompt through all layers, by grids of rows.

@@ -90,10 +90,6 @@ impl Schedule {
     pub fn waiting(&self) -> impl Iterator<Item = (Id, u32)> {
         self.queue.iter().map(|w| w.id).zip(1..)
     }
-    /// Place of a request that waits.
-    pub fn place(&self, id: Id) -> Option<u32> {
-        self.queue.place(id)
-    }
     /// Requests that were opened and not closed.
     pub fn running(&self) -> u32 {
         self.running.len() as u32
@@ -101,10 +97,6 @@ impl Schedule {
     /// Pages set aside for those that run.
     pub fn pages(&self) -> u32 {
         self.running.iter().map(|r| r.pages).sum()
-    }
-    /// What steps cost.
-    pub fn costs(&self) -> &Costs {
-        &self.costs
     }
 
     #[cfg(test)]

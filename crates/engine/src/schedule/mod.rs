@@ -23,7 +23,6 @@ mod queue;
 #[cfg(test)]
 mod tests;
 
-pub use costs::Costs;
 pub use machine::Schedule;
 
 use std::time::Duration;

@@ -25,10 +25,6 @@ impl Queue {
     pub fn push(&mut self, w: Waiting) {
         self.0.push_back(w);
     }
-    /// 1 is next.
-    pub fn place(&self, id: Id) -> Option<u32> {
-        self.0.iter().position(|w| w.id == id).map(|i| i as u32 + 1)
-    }
     /// Whether it was there.
     pub fn remove(&mut self, id: Id) -> bool {
         let before = self.0.len();
