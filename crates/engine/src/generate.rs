@@ -127,11 +127,7 @@ pub fn generate(
         history: &req.history,
         sampling: req.sampling.clone(),
         max_tokens: req.max_tokens,
-        constraint: None,
         is_end: &is_end,
-        at_end: None,
-        steer: None,
-        prompt_logprobs: false,
     };
     let mut out = Output::new(tokenizer, &req.stop);
     let mut choices = Vec::new();
@@ -140,7 +136,6 @@ pub fn generate(
             on(Event::Prefill { done, total });
             true
         }
-        Step::PromptToken(_) => true,
         Step::Token(choice) => {
             on(Event::Token(choice));
             if req.sampling.logprobs.is_some() {

@@ -22,7 +22,6 @@ pub mod schedule;
 pub mod stream;
 
 pub use conversation::{Conversation, Reread, Turn};
-pub use decode::{AtEnd, Decoded, Decoding, Steer, Step, decode};
 pub use error::{Error, Result};
 pub use executor::{Executor, OnMark, Passed, Segment, Wanted};
 pub use generate::{Answer, Event, Finish, Request, generate};

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 pub use reuse::Keeping;
-pub use session::{Ends, Job};
+pub use session::{AtEnd, Ends, Job, Steer};
 pub use state::Park;
 
 /// What a request is told, in order: any number of `Queued`, `Started`, any number of `Prefill` and `PromptToken`, any

@@ -1,7 +1,6 @@
 //! One request, from its prompt to its last token.
 
 use super::{Ended, Sink, Told};
-use crate::decode::{AtEnd, Steer, allows};
 use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::generate::Finish;
@@ -16,6 +15,12 @@ use text::constrain::Matcher;
 
 /// Whether an id ends an answer.
 pub type Ends = Arc<dyn Fn(u32) -> bool + Send + Sync>;
+
+/// Asked once, with the ids so far, when the model wants to end: ids that the answer goes on with, or none.
+pub type AtEnd = Box<dyn FnOnce(&[u32]) -> Vec<u32> + Send>;
+
+/// Told every id as it is chosen: ids that the answer goes on with before the model chooses again, or none.
+pub type Steer = Box<dyn FnMut(u32) -> Vec<u32> + Send>;
 
 /// A request.
 pub struct Job {
@@ -225,4 +230,9 @@ impl Session {
             self.tell(Told::Failed(e));
         }
     }
+}
+
+/// Whether a mask has an id.
+fn allows(mask: &[u32], id: u32) -> bool {
+    mask.get(id as usize / 32).is_some_and(|w| w >> (id % 32) & 1 == 1)
 }

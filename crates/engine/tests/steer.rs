@@ -1,8 +1,10 @@
 //! Ids that somebody else has said: when a generation goes on with them, and when it does not.
 
+use engine::batch::{AtEnd, Batch, Job, Keeping, Park, Sharing, Sink, Steer, Told};
 use engine::open::On;
-use engine::{Ask, AtEnd, Decoded, Decoding, Finish, Model, OpenOptions, Sampling, Steer, decode};
-use std::sync::atomic::AtomicBool;
+use engine::prefix::{Owner, Role};
+use engine::{Ask, Finish, Model, OpenOptions, Sampling};
+use std::sync::{Arc, Mutex};
 use text::constrain::{Constraint, Matcher, Reasoning};
 use text::dialect::Dialect;
 use text::{GgufVocab, Tokenizer};
@@ -10,10 +12,37 @@ use text::{GgufVocab, Tokenizer};
 const PROMPT: [u32; 5] = [3, 1, 4, 1, 5];
 const INSERTED: [u32; 3] = [200, 201, 202];
 
-fn model() -> (Model, tempfile::TempDir) {
+fn model() -> (Batch, tempfile::TempDir) {
     let dir = testkit::materialise("llama-a").unwrap();
     let how = OpenOptions { ask: Ask::default(), on: On::Reference, ..OpenOptions::default() };
-    (Model::open(dir.path().to_path_buf(), &how, &mut |_| {}).unwrap(), dir)
+    let exec = Model::open(dir.path().to_path_buf(), &how, &mut |_| {}).unwrap().exec;
+    let keeping = Keeping { snapshots: 0, park: Park::F32, exact: false };
+    (Batch::new(exec, Sharing { places: 1, patience: 2.0, keeping }), dir)
+}
+
+/// What was made, and why it ended.
+#[derive(Clone, Debug, Default)]
+struct Made {
+    ids: Vec<u32>,
+    finish: Option<Finish>,
+}
+
+#[derive(Clone, Default)]
+struct Ear(Arc<Mutex<Made>>);
+
+impl Sink for Ear {
+    fn tell(&self, what: Told) {
+        let mut made = self.0.lock().unwrap();
+        match what {
+            Told::Token(c) => made.ids.push(c.id),
+            Told::Done(e) => made.finish = Some(e.finish),
+            Told::Failed(e) => panic!("{e}"),
+            _ => {}
+        }
+    }
+    fn gone(&self) -> bool {
+        false
+    }
 }
 
 #[derive(Default)]
@@ -24,22 +53,17 @@ struct Says {
     end: Option<u32>,
 }
 
-fn greedy(m: &mut Model, prompt: &[u32], max_tokens: u32, says: Says) -> Decoded {
-    let seq = m.exec.open().unwrap();
-    let is_end = |id| says.end == Some(id);
-    let job = Decoding {
-        prompt,
-        history: &[],
-        sampling: Sampling::greedy(),
-        max_tokens: Some(max_tokens),
-        constraint: says.constraint,
-        is_end: &is_end,
-        at_end: says.at_end,
-        steer: says.steer,
-        prompt_logprobs: false,
-    };
-    let made = decode(&mut m.exec, seq, job, &AtomicBool::new(false), &mut |_| true).unwrap();
-    m.exec.close(seq).unwrap();
+fn greedy(b: &mut Batch, prompt: &[u32], max_tokens: u32, says: Says) -> Made {
+    let Says { steer, at_end, constraint, end } = says;
+    let (prompt, sampling, ear) = (prompt.into(), Sampling::greedy(), Ear::default());
+    let ends = Arc::new(move |id| end == Some(id));
+    let (max_tokens, from, marks) = (Some(max_tokens), (Role::Main, Owner(0)), Vec::new());
+    let job =
+        Job { prompt, sampling, max_tokens, constraint, ends, at_end, steer, prompt_logprobs: false, from, marks };
+    b.submit(job, Box::new(ear.clone())).unwrap();
+    while b.turn() {}
+    let made = ear.0.lock().unwrap().clone();
+    assert!(made.finish.is_some());
     made
 }
 
@@ -58,7 +82,7 @@ fn what_is_said_between_two_tokens_stands_there_and_is_read() {
     let plain = greedy(&mut m, &PROMPT, 4, Says::default()).ids;
     let made = greedy(&mut m, &PROMPT, 9, Says { steer: behind(2), ..Says::default() });
     assert_eq!((&made.ids[..2], &made.ids[2..5]), (&plain[..2], &INSERTED[..]));
-    assert_eq!((made.ids.len(), made.finish), (9, Finish::Length), "said ids count");
+    assert_eq!((made.ids.len(), made.finish), (9, Some(Finish::Length)), "said ids count");
     // As if all that had been the prompt.
     let all: Vec<u32> = PROMPT.iter().chain(&made.ids[..5]).copied().collect();
     assert_eq!(greedy(&mut m, &all, 4, Says::default()).ids, made.ids[5..]);
@@ -75,7 +99,7 @@ fn an_end_is_put_off_once() {
         assert!(ids.len() <= 2);
         INSERTED.to_vec()
     }));
-    assert_eq!(first.finish, Finish::Stop);
+    assert_eq!(first.finish, Some(Finish::Stop));
     let made = greedy(&mut m, &PROMPT, 9, Says { end, at_end, ..Says::default() });
     let n = first.ids.len();
     assert_eq!((&made.ids[..n], &made.ids[n..n + 3]), (&first.ids[..], &INSERTED[..]));
@@ -102,11 +126,11 @@ fn what_a_constraint_forbids_is_not_said() {
         let plain = Dialect::named("plain", &t).unwrap();
         Some(Constraint::Regex(regex).build(&t, &plain, Reasoning::Off).unwrap())
     };
-    let made = |m: &mut Model, regex: &str| {
+    let made = |m: &mut Batch, regex: &str| {
         let says = Says { steer: behind(1), constraint: held(regex), ..Says::default() };
         greedy(m, &PROMPT, 20, says)
     };
     assert_eq!(made(&mut m, "w7w8w9").ids, [7, 8, 9]);
     let with = made(&mut m, "w7(w8w9|w200w201w202)w5");
-    assert_eq!((with.ids, with.finish), (vec![7, 200, 201, 202, 5], Finish::Stop));
+    assert_eq!((with.ids, with.finish), (vec![7, 200, 201, 202, 5], Some(Finish::Stop)));
 }
