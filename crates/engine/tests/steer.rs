@@ -134,3 +134,17 @@ fn what_a_constraint_forbids_is_not_said() {
     let with = made(&mut m, "w7(w8w9|w200w201w202)w5");
     assert_eq!((with.ids, with.finish), (vec![7, 200, 201, 202, 5], Some(Finish::Stop)));
 }
+
+/// What is said between two tokens is a proposal as a whole; what is said in place of the end is not.
+#[test]
+fn what_stands_in_place_of_the_end_ends_where_a_constraint_forbids_it() {
+    let (mut m, _dir) = model();
+    let t = tokenizer();
+    let plain = Dialect::named("plain", &t).unwrap();
+    let held = || Some(Constraint::Regex("w7(w8|w200)w9").build(&t, &plain, Reasoning::Off).unwrap());
+    let free = greedy(&mut m, &PROMPT, 9, Says { constraint: held(), ..Says::default() }).ids;
+    let (end, other) = if free[1] == 8 { (8, 200) } else { (200, 8) };
+    let at_end: Option<AtEnd> = Some(Box::new(move |_| vec![other, 201]));
+    let made = greedy(&mut m, &PROMPT, 9, Says { constraint: held(), end: Some(end), at_end, ..Says::default() });
+    assert_eq!((made.ids, made.finish), (vec![7, other], Some(Finish::Stop)));
+}

@@ -7,6 +7,7 @@
 
 mod bound;
 mod cached;
+mod draw;
 mod error;
 mod experts;
 mod fill;

@@ -1,5 +1,6 @@
 //! A source whose experts arrive in an order a test chooses: what proves that arrival order changes no bit.
 
+use crate::draw::Draw;
 use crate::error::Result;
 use crate::experts::{ExpertSource, Group, ResidentExperts, Routed, Wave};
 use device::{Device, Part, Pick, RowClass};
@@ -9,32 +10,24 @@ use device::{Device, Part, Pick, RowClass};
 #[derive(Clone, Debug)]
 pub struct ScriptedArrivals {
     inner: ResidentExperts,
-    state: u64,
+    draw: Draw,
 }
 
 impl ScriptedArrivals {
     /// Arrivals of `inner`'s experts in the order of `seed`.
     pub fn new(inner: ResidentExperts, seed: u64) -> Self {
-        ScriptedArrivals { inner, state: seed }
-    }
-    /// A number below `n` (SplitMix64).
-    fn below(&mut self, n: usize) -> usize {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % n.max(1) as u64) as usize
+        ScriptedArrivals { inner, draw: Draw(seed) }
     }
     fn shuffle(&mut self, v: &mut [u32]) {
         for i in (1..v.len()).rev() {
-            let j = self.below(i + 1);
+            let j = self.draw.below(i + 1);
             v.swap(i, j);
         }
     }
     fn cut(&mut self, mut rest: &[u32]) -> Vec<Vec<u32>> {
         let mut out = Vec::new();
         while !rest.is_empty() {
-            let n = 1 + self.below(3.min(rest.len()));
+            let n = 1 + self.draw.below(3.min(rest.len()));
             let (head, tail) = rest.split_at(n);
             let mut head = head.to_vec();
             head.sort_unstable();
@@ -57,7 +50,7 @@ impl ExpertSource for ScriptedArrivals {
         let mut groups = Vec::new();
         for list in self.cut(&ids) {
             let group = |part| Group { e, pick: Pick::Experts(list.clone()), part };
-            match self.below(2) {
+            match self.draw.below(2) {
                 0 => groups.push(group(Part::Both)),
                 _ => groups.extend([group(Part::GateUp), group(Part::Down)]),
             }

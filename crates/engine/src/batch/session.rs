@@ -187,7 +187,7 @@ impl Session {
             let id = choice.id;
             let over = self.take(choice);
             self.forced = self.job.steer.as_mut().map(|f| f(id)).unwrap_or_default().into();
-            self.steered = true;
+            self.steered = !self.forced.is_empty();
             return Ok(over);
         }
         self.forced = self.job.at_end.take().map(|f| f(&self.made)).unwrap_or_default().into();

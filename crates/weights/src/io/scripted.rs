@@ -2,6 +2,7 @@
 
 use super::pool::read;
 use super::{Files, Outcome, Piece, RangeReader};
+use crate::draw::Draw;
 use std::io;
 use std::time::Duration;
 
@@ -30,21 +31,13 @@ pub struct Scripted {
     files: Files,
     script: Script,
     held: Vec<(Piece, Option<Fault>)>,
-    state: u64,
+    draw: Draw,
 }
 
 impl Scripted {
     /// A reader of these files.
     pub fn new(files: &Files, seed: u64, script: Script) -> Self {
-        Scripted { files: files.clone(), script, held: Vec::new(), state: seed }
-    }
-    /// A number below `n` (SplitMix64).
-    fn below(&mut self, n: usize) -> usize {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % n.max(1) as u64) as usize
+        Scripted { files: files.clone(), script, held: Vec::new(), draw: Draw(seed) }
     }
     fn outcome(&self, p: &Piece, fault: Option<Fault>) -> io::Result<u32> {
         match fault {
@@ -79,9 +72,9 @@ impl RangeReader for Scripted {
         self.held.push((p, fault));
     }
     fn reap(&mut self, wait: bool, done: &mut Vec<Outcome>) -> io::Result<()> {
-        let n = self.below(self.held.len() + 1).max((wait && !self.held.is_empty()) as usize);
+        let n = self.draw.below(self.held.len() + 1).max((wait && !self.held.is_empty()) as usize);
         for _ in 0..n {
-            let at = self.below(self.held.len());
+            let at = self.draw.below(self.held.len());
             let (p, fault) = self.held.swap_remove(at);
             done.push(Outcome { id: p.id, result: self.outcome(&p, fault) });
         }

@@ -78,17 +78,7 @@ struct Steps {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn transpose(row: impl Fn(usize) -> __m256i) -> [__m256i; 8] {
     // 4x4 transposition inside 128-bit lanes: [c] = elements c and c + 4 of four rows.
-    let quad = |n: usize| {
-        let (a, b, c, d) = (row(n), row(n + 1), row(n + 2), row(n + 3));
-        let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
-        let (ab2, cd2) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
-        [
-            _mm256_unpacklo_epi64(ab, cd),
-            _mm256_unpackhi_epi64(ab, cd),
-            _mm256_unpacklo_epi64(ab2, cd2),
-            _mm256_unpackhi_epi64(ab2, cd2),
-        ]
-    };
+    let quad = |n: usize| in_lanes([row(n), row(n + 1), row(n + 2), row(n + 3)]);
     let (u, v) = (quad(0), quad(4));
     let mut y = [_mm256_setzero_si256(); 8];
     for c in 0..4 {

@@ -71,7 +71,7 @@ pub trait TileX512: TileX86 {
                 Self::quad(rows.quad(3), g),
             ]
         };
-        join(transpose([a[0], b[0], c[0], d[0]]), transpose([a[1], b[1], c[1], d[1]]))
+        join(in_lanes([a[0], b[0], c[0], d[0]]), in_lanes([a[1], b[1], c[1], d[1]]))
     }
 
     /// [`columns`](Self::columns) of the even group `g` and of the one behind it.
@@ -112,14 +112,14 @@ pub unsafe fn sixteen_bytes(rows: Sixteen, at: usize) -> [__m512i; 4] {
     unsafe {
         let row = |n: usize| &*rows.at(n).add(at).cast::<[u8; 16]>();
         let quad = |q: usize| load([row(q), row(4 + q), row(8 + q), row(12 + q)]);
-        transpose([quad(0), quad(1), quad(2), quad(3)])
+        in_lanes([quad(0), quad(1), quad(2), quad(3)])
     }
 }
 
 /// Transposes 32-bit elements of four vectors inside their 128-bit lanes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn transpose([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+pub(super) fn in_lanes([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
     let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
     let (ab2, cd2) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
     [
@@ -152,7 +152,7 @@ fn each_half(a: impl Fn(usize) -> [__m512i; 2], b: impl Fn(usize) -> [__m512i; 2
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn split(packed: [__m512i; 4], decode: impl Fn(__m512i) -> [__m512i; 2]) -> [__m512i; 8] {
-    let [a, b, c, d] = transpose(packed);
+    let [a, b, c, d] = in_lanes(packed);
     let (a, b, c, d) = (decode(a), decode(b), decode(c), decode(d));
     [a[0], b[0], c[0], d[0], a[1], b[1], c[1], d[1]]
 }

@@ -11,6 +11,7 @@ mod planes;
 mod quantise;
 mod steps;
 
+use super::tile_avx512::in_lanes;
 use std::arch::x86_64::*;
 
 pub use blocks::blocks;
@@ -26,17 +27,7 @@ fn transpose(row: impl Fn(usize) -> __m256i) -> [__m512i; 8] {
     // Rows n and n + 4 side by side, so that the last step below yields rows 0 to 15 in order.
     let pair = |n: usize| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(row(n)), row(n + 4));
     // 4x4 transposition inside 128-bit lanes: [c] = elements c and c + 4 of four rows and of the four behind.
-    let quad = |n: usize| {
-        let (a, b, c, d) = (pair(n), pair(n + 1), pair(n + 2), pair(n + 3));
-        let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
-        let (ab2, cd2) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
-        [
-            _mm512_unpacklo_epi64(ab, cd),
-            _mm512_unpackhi_epi64(ab, cd),
-            _mm512_unpacklo_epi64(ab2, cd2),
-            _mm512_unpackhi_epi64(ab2, cd2),
-        ]
-    };
+    let quad = |n: usize| in_lanes([pair(n), pair(n + 1), pair(n + 2), pair(n + 3)]);
     let (u, v) = (quad(0), quad(8));
     let mut z = [_mm512_setzero_si512(); 8];
     for c in 0..4 {
