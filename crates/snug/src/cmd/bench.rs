@@ -105,7 +105,6 @@ struct Workspace {
 
 fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> anyhow::Result<Times> {
     let vocab = exec.family().spec().vocab;
-    let (prompt, answer) = (ids(a.prompt, vocab), ids(a.generate, vocab));
     let watched = Watched::of(exec);
     let look = || watched.as_ref().map(Watched::now);
     let bar = Bar::rounds("measuring", a.repeat as u64 + 1);
@@ -113,6 +112,7 @@ fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> any
     times.workspace.planned = exec.plan().workspace.step;
     for round in 0..=a.repeat {
         bar.at(round as u64, a.repeat as u64 + 1);
+        let [prompt, answer] = [(0, a.prompt), (1, a.generate)].map(|(of, n)| ids(n, vocab, 2 * u64::from(round) + of));
         let a0 = look();
         let prefill = behind(exec, a.depth, 1, |exec, seqs| {
             exec.prefill(seqs[0], &prompt, Wanted::Last, &AtomicBool::new(false), &mut |_| {}).map(drop)
@@ -174,9 +174,10 @@ fn behind(
     Ok(took)
 }
 
-/// Token ids spread over the vocabulary, so that routers choose as variously as they can.
-fn ids(n: u32, vocab: u32) -> Vec<u32> {
-    let mut x = SEED;
+/// Token ids spread over the vocabulary, so that routers choose as variously as they can. No two rounds have the same: what
+/// one of them had read from disk would all be there for the next.
+fn ids(n: u32, vocab: u32, round: u64) -> Vec<u32> {
+    let mut x = SEED ^ round.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut next = || {
         // Knuth's MMIX generator; its upper half is the random one.
         x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -418,9 +419,17 @@ mod tests {
 
     #[test]
     fn ids_are_in_the_vocabulary_and_various() {
-        let all = ids(1000, 50);
+        let all = ids(1000, 50, 0);
         assert!(all.iter().all(|&id| id < 50));
         assert!((0..50).all(|id| all.contains(&id)));
-        assert_eq!(ids(3, 1), [0, 0, 0]);
+        assert_eq!(ids(3, 1, 0), [0, 0, 0]);
+    }
+
+    /// Else a round measures a cache that knows its answer.
+    #[test]
+    fn no_round_is_that_before() {
+        let rounds: Vec<Vec<u32>> = (0..8).map(|r| ids(64, 150_000, r)).collect();
+        let seen: std::collections::BTreeSet<u32> = rounds.iter().flatten().copied().collect();
+        assert!(seen.len() > 8 * 64 - 8, "{} different ids", seen.len());
     }
 }
