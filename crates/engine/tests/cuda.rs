@@ -166,26 +166,54 @@ fn the_trained_model_says_what_it_says_on_the_cpu() {
     }
     let ask = |kv| Ask { kv: Some(KvSpec::of(kv)), context: Context::Exactly(700), logit_rows: 256, ..Ask::default() };
     let prompt: Vec<u32> = (0..256).map(|i| 300 + i * 37 % 2000).collect();
+    let mut failed = Vec::new();
+    let mut plain = 0.0;
     for kv in [KvFormat::F32, KvFormat::Bf16, KvFormat::Q8, KvFormat::Tq4] {
-        let of = |on: On| {
+        // Logits of the prompt, read as one or row by row, and of what is decoded behind it.
+        let of = |on: On, at_once: bool| {
             let mut m = open(trained(), on, ask(kv));
-            let seq = m.exec.open().unwrap();
-            let logits = prefill(&mut m.exec, seq, &prompt, Wanted::All);
-            let mut steps = Vec::new();
-            for i in 0..24u32 {
-                steps.extend(m.exec.decode(&[(seq, 400 + 11 * i)]).unwrap());
+            let (seq, vocab) = (m.exec.open().unwrap(), m.exec.family().spec().vocab as usize);
+            let mut logits = Vec::new();
+            if at_once {
+                logits = prefill(&mut m.exec, seq, &prompt, Wanted::All);
             }
-            (logits, steps, m.exec.family().spec().vocab as usize)
+            let rest = (0..24u32).map(|i| 400 + 11 * i);
+            for id in prompt.iter().copied().filter(|_| !at_once).chain(rest) {
+                logits.extend(m.exec.decode(&[(seq, id)]).unwrap());
+            }
+            (logits, vocab)
         };
-        let (cpu, gpu) = (of(On::Cpu(CpuOptions::default())), of(On::Cuda(0)));
-        for (what, a, b) in [("read", &cpu.0, &gpu.0), ("decoded", &cpu.1, &gpu.1)] {
-            let rows = a.chunks_exact(cpu.2).zip(b.chunks_exact(cpu.2));
-            let kl: f64 = rows.clone().map(|(a, b)| divergence(a, b)).sum::<f64>() / rows.len() as f64;
-            let same = rows.clone().filter(|(a, b)| argmax(a) == argmax(b)).count() as f64 / rows.len() as f64;
-            eprintln!("{} {what}: KL {kl:.2e}, likeliest equal {same:.3}", kv.name());
-            assert!(kl < 5e-3 && same > 0.9, "{} {what}", kv.name());
+        let mut close = |what: &str, at_once: bool, most: f64| {
+            let ((a, vocab), (b, _)) = (of(On::Cpu(CpuOptions::default()), at_once), of(On::Cuda(0), at_once));
+            let read = prompt.len() * vocab;
+            let mut first = 0.0;
+            for (part, a, b) in [("prompt", &a[..read], &b[..read]), ("answer", &a[read..], &b[read..])] {
+                let rows = a.chunks_exact(vocab).zip(b.chunks_exact(vocab));
+                let kl = rows.clone().map(|(a, b)| divergence(a, b)).sum::<f64>() / rows.len() as f64;
+                let same = rows.clone().filter(|(a, b)| argmax(a) == argmax(b)).count() as f64 / rows.len() as f64;
+                eprintln!("{} {what}, {part}: KL {kl:.2e}, likeliest equal {same:.3}", kv.name());
+                if kl >= most || same <= 0.9 {
+                    failed.push(format!("{} {what}, {part}", kv.name()));
+                }
+                first = if part == "prompt" { kl } else { first };
+            }
+            first
+        };
+        // Many rows are rounded to bf16 on the way, which is all the difference of a history in f32: one by one they are the CPU's.
+        // Four bits make more of it, because what is rounded over a boundary between two of sixteen numbers differs by a whole
+        // step.
+        let most = if kv == KvFormat::Tq4 { 3.0 * plain } else { 5e-3 };
+        let read = close("at once", true, most);
+        match kv {
+            KvFormat::F32 => {
+                plain = read;
+                close("row by row", false, 1e-6);
+            }
+            KvFormat::Tq4 => _ = close("row by row", false, 2e-3),
+            _ => {}
         }
     }
+    assert!(failed.is_empty(), "{failed:?}");
 }
 
 /// Kullback-Leibler divergence of what `b` says from what `a` says, in nats.

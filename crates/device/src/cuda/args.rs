@@ -133,8 +133,7 @@ args! {
     Quant { x: View, to: Fifteen }
     /// One matrix of a set.
     One { out: View, w: Mat, bias: Ptr, add: i32, first: i32 }
-    Set { q: Fifteen, m: [One; SET], rows: i32, count: i32 }
-    Linear { out: View, x: View, q: Fifteen, w: Mat, bias: Ptr, add: i32, pad: i32 }
+    Set { x: View, q: Fifteen, m: [One; SET], rows: i32, count: i32 }
     Embed { out: View, ids: View, table: Mat, scale: f32 }
     GateUp {
         mid: View, h: View, q: Fifteen, to: Fifteen, gate: MatSet, up: MatSet, c: Chosen,

@@ -79,9 +79,11 @@ pub const fn flash_shared(d: u32, packed: bool) -> u32 {
     if packed { tiles + 2 * keys * 4 + TABLE } else { tiles }
 }
 
-/// Shared memory of attention of few rows: the table and eight queries, or what four warps hand over.
-pub const fn few_shared(d: u32) -> u32 {
-    let (begin, end) = (TABLE + 8 * (d + 32) * 2, 4 * (d / 4 + 4) * 32 * 4);
+/// Shared memory of attention of few rows: the table, eight queries and (four-bit codes, where they fit) tiles of eight warps,
+/// or what four warps hand over.
+pub const fn few_shared(d: u32, staged: bool) -> u32 {
+    let tiles = if staged && d <= 256 { 8 * (16 * d + 64) } else { 0 };
+    let (begin, end) = (TABLE + 8 * (d + 32) * 2 + tiles, 4 * (d / 4 + 4) * 32 * 4);
     if begin > end { begin } else { end }
 }
 
@@ -120,7 +122,7 @@ fn names(unit: &str) -> Vec<String> {
             "likeliest_meet",
             "combine",
             "route",
-            "route_warp",
+            "route_ranks",
             "scale",
             "softcap",
             "zero",
@@ -128,7 +130,7 @@ fn names(unit: &str) -> Vec<String> {
         "recurrent" => some(&["conv_silu", "shift", "delta_32", "delta_128", "delta_256"]),
         "repack" => some(&["repack"]),
         "linear" => {
-            [some(&["quantise"]), each(0, &["linear_*_1", "linear_*_2", "linear_*_4", "linear_*_8", "embed_*"])]
+            [some(&["quantise", "linear_many_f32"]), each(0, &["linear_*_1", "linear_*_2", "linear_*_4", "embed_*"])]
                 .concat()
         }
         "moe" => [some(&["expert_sort", "expert_order", "expert_sum"]), each(0, &["gate_up_*", "down_*"])].concat(),
@@ -162,7 +164,7 @@ impl Kernels {
             match (name.split('_').next(), number) {
                 (Some("gemm"), Some(rows)) => cx.allow_shared(*k, gemm_shared(rows))?,
                 (Some("flash"), Some(d)) => cx.allow_shared(*k, flash_shared(d, !name.contains("bf16")))?,
-                (Some("few"), Some(d)) => cx.allow_shared(*k, few_shared(d))?,
+                (Some("few"), Some(d)) => cx.allow_shared(*k, few_shared(d, name.contains("tq4")))?,
                 _ => {}
             }
         }

@@ -6,6 +6,7 @@
 
 mod args;
 mod driver;
+mod experts;
 mod image;
 mod kernels;
 mod launch;

@@ -2,20 +2,21 @@
 
 use super::args;
 use super::driver::Ptr;
+use super::experts::{Group, chosen, experts};
 use super::kernels::history;
 use super::launch::blocks;
-use super::scratch::{self, Cut, EXPERT_TILE};
+use super::scratch::{self, Cut};
 use super::{Cuda, Result};
 use crate::error::Error;
-use crate::op::{
-    Acc, ActFn, GdnShape, KeyHeadRule, Op, Pairing, Part, Pick, RecView, RouterScore, Routing, RowClass, Rows,
-    StreamView,
-};
-use crate::view::{Buf, ExpertMats, Glu, Mat, MatSet, View};
+use crate::op::{Acc, ActFn, GdnShape, KeyHeadRule, Op, Pairing, RecView, RouterScore, RowClass, Rows, StreamView};
+use crate::view::{Buf, Glu, Mat, View};
 use memory::KvFormat;
 
-/// Rows of one call of the kernels for few rows.
-const FEW: u32 = 8;
+/// Most rows that a block of the kernels for few rows has: the codes of more of them push each other out of the nearest cache,
+/// and dot products take the time then, not weights that are read once more.
+const FEW: u32 = 4;
+/// Rows of a block of the kernel for many rows that meet f32 weights.
+const MANY_F32: u32 = 8;
 
 /// Enqueues a checked op.
 pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
@@ -45,8 +46,10 @@ fn enqueue(d: &Cuda, op: &Op, room: Ptr) -> Result<Option<Quantised>> {
             kept = d.keeps(out).filter(|_| out.heads == 1);
             let to = d.codes_for(kept.as_ref());
             let a = args::Norm { out: d.view(out)?, x: d.view(x)?, w: d.vector(w.as_ref())?, to, eps: *eps, pad: 0 };
-            // By the number of columns alone, so that a row has its bits in any company.
-            let each = if x.cols >= 1024 { x.cols / 4 } else { x.cols };
+            // By the number of columns alone, so that a row has its bits in any company: four of them a thread, eight where
+            // there are many.
+            let fours = x.cols.div_ceil(4);
+            let each = if fours > 1024 { fours.div_ceil(2) } else { fours };
             let threads = each.next_multiple_of(32).clamp(32, 1024);
             d.launch(d.kernels.get("rms_norm")?, [x.rows * x.heads, 1, 1], threads, 0, &a)
         }
@@ -150,7 +153,8 @@ fn enqueue(d: &Cuda, op: &Op, room: Ptr) -> Result<Option<Quantised>> {
                 scale: router.scale,
             };
             if logits.cols <= 512 && router.groups.is_none() {
-                return d.launch(d.kernels.get("route_warp")?, [logits.rows, 1, 1], 32, 0, &a).map(|()| None);
+                let threads = logits.cols.next_multiple_of(32);
+                return d.launch(d.kernels.get("route_ranks")?, [logits.rows, 1, 1], threads, 0, &a).map(|()| None);
             }
             let shared = (2 * logits.cols + router.groups.map_or(0, |g| g.n)) * 4;
             d.launch(d.kernels.get("route")?, [logits.rows, 1, 1], 128, shared, &a)
@@ -178,7 +182,7 @@ fn enqueue(d: &Cuda, op: &Op, room: Ptr) -> Result<Option<Quantised>> {
     Ok(kept)
 }
 
-fn kind(glu: Glu) -> args::GluKind {
+pub(super) fn kind(glu: Glu) -> args::GluKind {
     match glu {
         Glu::Swiglu => args::GluKind { kind: 0, limit: 0.0, alpha: 0.0 },
         Glu::GegluTanh => args::GluKind { kind: 1, limit: 0.0, alpha: 0.0 },
@@ -186,7 +190,7 @@ fn kind(glu: Glu) -> args::GluKind {
     }
 }
 
-fn elements(v: &View) -> u64 {
+pub(super) fn elements(v: &View) -> u64 {
     v.rows as u64 * v.heads as u64 * v.cols as u64
 }
 
@@ -200,43 +204,49 @@ struct Product<'a> {
 }
 
 fn linear(d: &mut Cuda, room: Ptr, p: &Product, class: RowClass) -> Result<()> {
-    if class == RowClass::Few && scratch::is_block(p.w) {
-        return by_codes(d, room, p);
+    if class == RowClass::Few {
+        return few_linear(d, room, p);
     }
     d.flush()?;
     if scratch::on_tensor_cores(p.w, class) {
         many_linear(d, room, p)?;
     } else {
-        let (out, x, w) = (d.view(p.out)?, d.view(p.x)?, d.mat(p.w)?);
-        let q = args::Fifteen::default();
-        let a = args::Linear { out, x, q, w, bias: p.bias, add: p.add as i32, pad: 0 };
-        let rows = p.x.rows.clamp(1, FEW).next_power_of_two();
-        let kernel = d.kernels.of("linear", &format!("linear_*_{rows}"), &p.w.fmt)?;
-        d.launch(kernel, [blocks(p.w.n as u64, OUTPUTS), p.x.rows.div_ceil(rows), 1], 128, 0, &a)?;
+        let one = args::One { out: d.view(p.out)?, w: d.mat(p.w)?, bias: p.bias, add: p.add as i32, first: 0 };
+        let (x, q, rows) = (d.view(p.x)?, args::Fifteen::default(), p.x.rows);
+        let a = args::Set { x, q, m: [one; args::SET], rows: rows as i32, count: 1 };
+        let grid = [blocks(p.w.n as u64, 8), rows.div_ceil(MANY_F32), 1];
+        d.launch(d.kernels.get("linear_many_f32")?, grid, 128, 0, &a)?;
     }
     d.wrote_view(p.out)
 }
 
-/// Outputs of a block of the kernels for few rows: two a warp, four warps.
-const OUTPUTS: u64 = 8;
+/// Outputs of a block of the kernels for few rows: two of each of four warps; of floats one or two of all of them.
+fn outputs(fmt: &checkpoint::Format) -> u64 {
+    match super::kernels::number(fmt) {
+        Some(0) => 1,
+        Some(1 | 2) => 2,
+        _ => 8,
+    }
+}
 
-/// A product of few rows with block weights: it waits for others that meet the same rows.
-fn by_codes(d: &mut Cuda, room: Ptr, p: &Product) -> Result<()> {
+/// A product of few rows: it waits for others that meet the same rows. Block weights meet their codes.
+fn few_linear(d: &mut Cuda, room: Ptr, p: &Product) -> Result<()> {
     let one = args::One { out: d.view(p.out)?, w: d.mat(p.w)?, bias: p.bias, add: p.add as i32, first: 0 };
-    let x = Quantised::of(d, p.x)?;
+    let (x, view) = (Quantised::of(d, p.x)?, d.view(p.x)?);
     let joins = d.pending.iter().all(|w| w.x == x && w.fmt == p.w.fmt && !w.out.meets(&Span::of(d, p.out)));
     if !joins || d.pending.len() == args::SET {
         d.flush()?;
     }
     let out = Span::of(d, p.out);
     let q = match d.codes_of(&x) {
+        _ if !scratch::is_block(p.w) => args::Fifteen::default(),
         Some(q) => q,
         None => {
             d.flush()?;
             if !d.room_for(&x) {
                 let at = scratch::fifteen(&mut Cut::default(), p.x.rows as u64, p.w.k);
                 let q = quantise(d, room, at, p.x)?;
-                d.pending.push(Waiting { x, q, fmt: p.w.fmt, one, out });
+                d.pending.push(Waiting { x, view, q, fmt: p.w.fmt, one, out });
                 return d.flush();
             }
             let q = d.codes_for(Some(&x));
@@ -245,7 +255,7 @@ fn by_codes(d: &mut Cuda, room: Ptr, p: &Product) -> Result<()> {
             q
         }
     };
-    d.pending.push(Waiting { x, q, fmt: p.w.fmt, one, out });
+    d.pending.push(Waiting { x, view, q, fmt: p.w.fmt, one, out });
     // Who writes over its own rows is waited for by nobody.
     if x.span.meets(&out) { d.flush() } else { Ok(()) }
 }
@@ -278,7 +288,7 @@ pub struct Quantised {
 
 impl Quantised {
     /// Rows of whole groups, heads one behind the other.
-    fn of(d: &Cuda, v: &View) -> Result<Self> {
+    pub(super) fn of(d: &Cuda, v: &View) -> Result<Self> {
         Ok(Quantised { span: Span::of(d, v), rows: v.rows, cols: v.heads * v.cols, stride: v.stride[0] })
     }
 }
@@ -286,6 +296,7 @@ impl Quantised {
 /// A product that was asked for and not enqueued yet.
 pub struct Waiting {
     x: Quantised,
+    view: args::View,
     q: args::Fifteen,
     fmt: checkpoint::Format,
     one: args::One,
@@ -315,7 +326,7 @@ impl Cuda {
         x.map_or_else(args::Fifteen::default, |x| self.codes_at(self.next_codes, x))
     }
     /// Codes of these rows, where they are kept.
-    fn codes_of(&self, x: &Quantised) -> Option<args::Fifteen> {
+    pub(super) fn codes_of(&self, x: &Quantised) -> Option<args::Fifteen> {
         let i = self.quantised.iter().position(|q| q.as_ref() == Some(x))?;
         Some(self.codes_at(i, x))
     }
@@ -332,13 +343,14 @@ impl Cuda {
     /// Enqueues the products that wait, as one grid.
     pub(super) fn flush(&mut self) -> Result<()> {
         let Some(w) = self.pending.first() else { return Ok(()) };
+        let each = outputs(&w.fmt);
         let (mut first, mut m) = (0u32, [w.one; args::SET]);
         for (to, w) in m.iter_mut().zip(&self.pending) {
             *to = args::One { first: first as i32, ..w.one };
-            first += blocks(w.one.w.n as u64, OUTPUTS);
+            first += blocks(w.one.w.n as u64, each);
         }
         let (fmt, n) = (w.fmt, w.x.rows);
-        let a = args::Set { q: w.q, m, rows: n as i32, count: self.pending.len() as i32 };
+        let a = args::Set { x: w.view, q: w.q, m, rows: n as i32, count: self.pending.len() as i32 };
         let rows = n.clamp(1, FEW).next_power_of_two();
         let kernel = self.kernels.of("linear", &format!("linear_*_{rows}"), &fmt)?;
         self.launch(kernel, [first, n.div_ceil(rows), 1], 128, 0, &a)?;
@@ -388,7 +400,7 @@ impl Cuda {
 }
 
 /// Fifteen-bit codes of rows, at these offsets of the scratch.
-fn quantise(d: &Cuda, room: Ptr, at: [u64; 3], x: &View) -> Result<args::Fifteen> {
+pub(super) fn quantise(d: &Cuda, room: Ptr, at: [u64; 3], x: &View) -> Result<args::Fifteen> {
     let to = args::Fifteen { hi: room + at[0], lo: room + at[1], meta: room + at[2] };
     quantise_to(d, to, x)?;
     Ok(to)
@@ -400,9 +412,10 @@ fn quantise_to(d: &Cuda, to: args::Fifteen, x: &View) -> Result<()> {
 }
 
 /// Rows in bf16 at an address.
-fn to_bf16(d: &Cuda, to: Ptr, x: &args::View) -> Result<()> {
+pub(super) fn to_bf16(d: &Cuda, to: Ptr, x: &args::View) -> Result<()> {
     let k = scratch::padded(x.cols as u32);
-    d.each("to_bf16", x.rows as u64 * k, &args::Bf16 { x: *x, to, k: k as i32, pad: 0 })
+    let grid = [x.rows as u32, blocks(k, 8 * 256), 1];
+    d.launch(d.kernels.get("to_bf16")?, grid, 256, 0, &args::Bf16 { x: *x, to, k: k as i32, pad: 0 })
 }
 
 fn many_linear(d: &Cuda, room: Ptr, p: &Product) -> Result<()> {
@@ -472,7 +485,13 @@ fn attention(
     }
     if scratch::on_tensor_cores_by_row(st) {
         let kernel = d.kernels.get(&format!("few_{}_{}", history(st.fmt), st.d))?;
-        d.launch(kernel, [parts, st.heads, rows.n], 256, super::kernels::few_shared(st.d), &a)?;
+        d.launch(
+            kernel,
+            [parts, st.heads, rows.n],
+            256,
+            super::kernels::few_shared(st.d, st.fmt == KvFormat::Tq4),
+            &a,
+        )?;
         return d.launch(d.kernels.get("attention_meet")?, [rows.n * q.heads, 1, 1], 256, 0, &a);
     }
     let (name, heads) = if st.fmt == KvFormat::F32 { ("attention_few_f32", 4) } else { ("attention_few_bf16", 8) };
@@ -513,159 +532,4 @@ fn gated_delta(d: &Cuda, x: [&View; 4], v: [Ptr; 2], g: &GdnShape, st: &RecView,
     let grid = [g.n_v, g.d_v.div_ceil(32), rows.seqs];
     // Queries, keys, values and three numbers of sixteen rows.
     d.launch(d.kernels.get(name)?, grid, 128, 16 * (2 * width + 32 + 3) * 4, &a)
-}
-
-/// Operands of an expert group.
-struct Group<'a> {
-    dst: &'a Acc,
-    mid: &'a View,
-    h: &'a View,
-    routed: &'a Routing,
-    e: &'a ExpertMats,
-    part: Part,
-    class: RowClass,
-    chosen: args::Chosen,
-}
-
-fn chosen(d: &Cuda, routed: &Routing, e: &ExpertMats, pick: &Pick) -> Result<args::Chosen> {
-    if e.begins.is_some() {
-        return Err(Error::NoKernel { op: "expert_group", fmt: "a file's own layout in slots".into() });
-    }
-    let experts = scratch::expert_count(e);
-    let mut bits = [0u32; 32];
-    if let Pick::Experts(list) = pick {
-        for &id in list {
-            let word = bits.get_mut(id as usize / 32).ok_or(Error::BadBuf)?;
-            *word |= 1 << (id % 32);
-        }
-    }
-    Ok(args::Chosen {
-        ids: d.view(&routed.ids)?,
-        w: d.view(&routed.w)?,
-        slot_of: d.vector(e.slot_of.as_ref())?,
-        bits,
-        all: (*pick == Pick::All) as i32,
-        pad: 0,
-        experts: experts as i32,
-        k: routed.ids.cols as i32,
-    })
-}
-
-fn experts(d: &Cuda, room: Ptr, g: &Group) -> Result<()> {
-    let k = g.routed.ids.cols;
-    let at = scratch::experts(&mut Cut::default(), g.e, g.h, g.mid, k, g.class);
-    let entries = g.h.rows * k;
-    let (Acc::Parts(dst) | Acc::Sum(dst)) = g.dst;
-    if g.class == RowClass::Many {
-        let a = args::Sort {
-            c: g.chosen,
-            order: room + at.order,
-            count: room + at.count,
-            start: room + at.start,
-            tiles: room + at.tiles,
-            n: g.h.rows as i32,
-            tile: EXPERT_TILE as i32,
-        };
-        let experts = scratch::expert_count(g.e);
-        d.launch(d.kernels.get("expert_sort")?, [1, 1, 1], 1024, experts * 4, &a)?;
-        d.launch(d.kernels.get("expert_order")?, [experts, 1, 1], 256, 0, &a)?;
-    }
-    // Few rows meet codes of what the first half of a group makes, which it leaves itself.
-    let by_codes = scratch::is_block(&g.e.down.first) && !scratch::on_tensor_cores(&g.e.down.first, g.class);
-    let made = args::Fifteen { hi: room + at.mid[0], lo: room + at.mid[1], meta: room + at.mid[2] };
-    let leaves = by_codes && !scratch::on_tensor_cores(&g.e.gate.first, g.class) && g.mid.cols.is_multiple_of(32);
-    let codes = if leaves { made } else { args::Fifteen::default() };
-    let tiles = Tiles { room, at: &at, entries, count: scratch::max_tiles(entries as u64, g.e) as u32 };
-    if g.part != Part::Down {
-        if scratch::on_tensor_cores(&g.e.gate.first, g.class) {
-            let h = room + at.h[0];
-            to_bf16(d, h, &d.view(g.h)?)?;
-            let up = Cuda::dense(room + at.up, entries as u64, 1, g.mid.cols);
-            let bias = [&g.e.bias.gate, &g.e.bias.up].map(|b| d.vector(b.as_ref()));
-            let [gate_bias, up_bias] = bias;
-            tiles.product(d, &g.e.gate, h, k, d.view(g.mid)?, gate_bias?)?;
-            tiles.product(d, &g.e.up, h, k, up, up_bias?)?;
-            let mid = d.view(g.mid)?;
-            d.each(
-                "glu",
-                elements(g.mid),
-                &args::Glu { out: mid, gate: mid, up, to: args::Fifteen::default(), glu: kind(g.e.glu), pad: 0 },
-            )?;
-        } else {
-            let h = Quantised::of(d, g.h)?;
-            let q = match scratch::is_block(&g.e.gate.first) {
-                true => d.codes_of(&h).map_or_else(|| quantise(d, room, at.h, g.h), Ok)?,
-                false => args::Fifteen::default(),
-            };
-            let (mid, h, gate, up) = (d.view(g.mid)?, d.view(g.h)?, d.set(&g.e.gate)?, d.set(&g.e.up)?);
-            let (gate_bias, up_bias) = (d.vector(g.e.bias.gate.as_ref())?, d.vector(g.e.bias.up.as_ref())?);
-            let glu = kind(g.e.glu);
-            let a = args::GateUp { mid, h, q, to: codes, gate, up, c: g.chosen, gate_bias, up_bias, glu, pad: 0 };
-            let kernel = d.kernels.of("expert_group", "gate_up_*", &g.e.gate.first.fmt)?;
-            d.launch(kernel, [g.mid.cols.div_ceil(32), entries, 1], 512, 0, &a)?;
-        }
-    }
-    if g.part == Part::GateUp {
-        return Ok(());
-    }
-    let parts = match g.class {
-        RowClass::Few => d.view(dst)?,
-        RowClass::Many => Cuda::dense(room + at.parts, g.h.rows as u64, k, g.h.cols),
-    };
-    let bias = d.vector(g.e.bias.down.as_ref())?;
-    if scratch::on_tensor_cores(&g.e.down.first, g.class) {
-        let mid = room + at.mid[0];
-        to_bf16(d, mid, &d.view(g.mid)?)?;
-        let flat = Cuda::dense(room + at.parts, entries as u64, 1, g.h.cols);
-        tiles.product(d, &g.e.down, mid, 1, flat, bias)?;
-    } else {
-        let q = match by_codes {
-            true if leaves && g.part == Part::Both => made,
-            true => quantise(d, room, at.mid, g.mid)?,
-            false => args::Fifteen::default(),
-        };
-        let a = args::Down { parts, mid: d.view(g.mid)?, q, down: d.set(&g.e.down)?, c: g.chosen, bias };
-        let kernel = d.kernels.of("expert_group", "down_*", &g.e.down.first.fmt)?;
-        // Eight warps, each with as many outputs as narrow rows leave lanes for.
-        let groups = (g.mid.cols / 32).clamp(1, 32).next_power_of_two();
-        let each = if by_codes { 8 * (32 / groups) } else { 8 };
-        d.launch(kernel, [g.h.cols.div_ceil(each), entries, 1], 256, 0, &a)?;
-    }
-    if g.class == RowClass::Many {
-        let a = args::Sum { sum: d.view(dst)?, parts, c: g.chosen };
-        d.launch(d.kernels.get("expert_sum")?, [blocks(g.h.cols as u64, 128), g.h.rows, 1], 128, 0, &a)?;
-    }
-    Ok(())
-}
-
-/// Tiles of entries sorted by expert.
-struct Tiles<'a> {
-    room: Ptr,
-    at: &'a scratch::ExpertRoom,
-    entries: u32,
-    count: u32,
-}
-
-impl Tiles<'_> {
-    /// `out[entry] = x[entry / from_div] w[expert of entry]^T`.
-    fn product(&self, d: &Cuda, w: &MatSet, x: Ptr, from_div: u32, out: args::View, bias: Ptr) -> Result<()> {
-        let set = d.set(w)?;
-        let a = args::Gemm {
-            out,
-            x,
-            w: set.first,
-            step: set.step,
-            bias,
-            order: self.room + self.at.order,
-            tiles: self.room + self.at.tiles,
-            count: self.room + self.at.count,
-            rows: self.entries as i32,
-            kp: scratch::padded(w.first.k) as i32,
-            add: 0,
-            from_div: from_div as i32,
-        };
-        let tile = EXPERT_TILE as u32;
-        let kernel = d.kernels.of("expert_group", &format!("gemm_*_{tile}"), &w.first.fmt)?;
-        d.launch(kernel, [blocks(w.first.n as u64, 128), self.count, 1], 256, super::kernels::gemm_shared(tile), &a)
-    }
 }

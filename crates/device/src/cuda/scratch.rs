@@ -8,8 +8,6 @@ use memory::{KvFormat, PAGE_POSITIONS};
 
 /// Most partitions of a row's history, as pages.cuh has it.
 const PARTS: u32 = 64;
-/// Rows of a tile of the experts' products.
-pub const EXPERT_TILE: u64 = 32;
 
 /// Pieces of scratch, one behind the other, each aligned to 256 bytes.
 #[derive(Default)]
@@ -89,9 +87,14 @@ pub fn experts(cut: &mut Cut, e: &ExpertMats, h: &View, mid: &View, k: u32, clas
     room
 }
 
+/// Rows of a tile of the experts' products: wide ones, which take weights apart less often, where experts have rows enough.
+pub fn expert_tile(entries: u64, e: &ExpertMats) -> u64 {
+    if entries >= 64 * u64::from(expert_count(e)) { 128 } else { 32 }
+}
+
 /// Most tiles that entries can need: every expert may have one that is not full.
 pub fn max_tiles(entries: u64, e: &ExpertMats) -> u64 {
-    entries / EXPERT_TILE + entries.min(expert_count(e) as u64)
+    entries / expert_tile(entries, e) + entries.min(expert_count(e) as u64)
 }
 
 /// Experts that ids may name.

@@ -15,9 +15,9 @@ use crate::executor::{Executor, Segment, Wanted};
 use crate::prefix::Miss;
 use crate::sampler::Choice;
 use crate::schedule::{Ask, Id, Limits, Outcome, Room, Schedule, Step};
-use memory::Order;
+use memory::{Order, Tier};
 use reuse::Reuse;
-use session::Session;
+use session::{Row, Session};
 use state::PART_ROWS;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -381,10 +381,16 @@ impl Batch {
         if let Some(s) = self.sessions.get(&ids[0]) {
             self.reuse.make_room(&mut self.exec, &s.job, ids.len() as u32)?;
         }
-        let mut logits = self.exec.decode(&rows)?;
+        let mut logits;
+        let made: Vec<Row> = match self.needs(ids) {
+            Some(k) => self.exec.decode_likeliest(&rows, k)?.into_iter().map(Row::Likeliest).collect(),
+            None => {
+                logits = self.exec.decode(&rows)?;
+                logits.chunks_exact_mut(self.exec.family().spec().vocab as usize).map(Row::Logits).collect()
+            }
+        };
         self.tokens += rows.len() as u64;
-        let vocab = self.exec.family().spec().vocab as usize;
-        for ((&id, (seq, _)), row) in ids.iter().zip(rows).zip(logits.chunks_exact_mut(vocab)) {
+        for ((&id, (seq, _)), row) in ids.iter().zip(rows).zip(made) {
             let position = self.exec.len(seq)?;
             let s = self.session(id)?;
             // The step was done for all: whoever cannot go on ends alone.
@@ -398,6 +404,14 @@ impl Batch {
             }
         }
         Ok(())
+    }
+
+    /// The likeliest ids that are enough for all of these, on a device whose logits would have to come from afar.
+    fn needs(&self, ids: &[Id]) -> Option<u32> {
+        if self.exec.plan().tier == Tier::Host {
+            return None;
+        }
+        ids.iter().try_fold(1, |most: u32, id| Some(most.max(self.sessions.get(id)?.needs()?)))
     }
 
     /// A round: drafts are drawn as the answer's own tokens are, with the same keys, and a draft counts where the
@@ -420,7 +434,7 @@ impl Batch {
         self.exec.verify(seq, &rows, |logits| {
             for (i, row) in logits.chunks_exact(vocab).enumerate() {
                 kept += 1;
-                over = s.choose(&mut row.to_vec(), len + 1 + i as u32);
+                over = s.choose(Row::Logits(&mut row.to_vec()), len + 1 + i as u32);
                 let goes_on = matches!(over, Ok(false)) && s.pending().is_ok_and(|p| made.get(i) == Some(&p));
                 if !goes_on {
                     break;

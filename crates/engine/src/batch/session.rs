@@ -65,6 +65,14 @@ impl Job {
     }
 }
 
+/// What a token is chosen from.
+pub(super) enum Row<'a> {
+    /// The logits of all of them.
+    Logits(&'a mut [f32]),
+    /// At least as many of the likeliest as the session [needs](Session::needs), falling.
+    Likeliest(Vec<(u32, f32)>),
+}
+
 /// A request at work.
 pub(super) struct Session {
     pub job: Job,
@@ -155,6 +163,11 @@ impl Session {
         Ok(last)
     }
 
+    /// How many of the likeliest ids its next token depends on; `None` where that is every logit.
+    pub fn needs(&self) -> Option<u32> {
+        self.sampler.needs().filter(|_| self.masks.is_none())
+    }
+
     /// The prompt was read: chooses the first token. Whether the answer is over.
     pub fn first(&mut self, mut logits: Vec<f32>, position: u32) -> Result<bool> {
         self.first = Some(Instant::now());
@@ -162,11 +175,11 @@ impl Session {
             self.end(Finish::Length);
             return Ok(true);
         }
-        self.choose(&mut logits, position)
+        self.choose(Row::Logits(&mut logits), position)
     }
 
-    /// Chooses the token at `position` from its logits. Whether the answer is over, which was told then.
-    pub fn choose(&mut self, logits: &mut [f32], position: u32) -> Result<bool> {
+    /// Chooses the token at `position`. Whether the answer is over, which was told then.
+    pub fn choose(&mut self, from: Row, position: u32) -> Result<bool> {
         let mask = match &mut self.masks {
             None => None,
             Some(m) => match m.next()? {
@@ -182,7 +195,14 @@ impl Session {
                 return self.insert(id, mask.as_deref());
             }
         }
-        let choice = self.sampler.sample_within(logits, position, mask.as_deref())?;
+        let choice = match from {
+            Row::Logits(logits) => self.sampler.sample_within(logits, position, mask.as_deref())?,
+            Row::Likeliest(mut best) => {
+                // Somebody beside it may need more.
+                best.truncate(self.sampler.needs().unwrap_or(0) as usize);
+                self.sampler.sample_likeliest(best, position)?
+            }
+        };
         if !(self.job.ends)(choice.id) {
             let id = choice.id;
             let over = self.take(choice);
@@ -235,4 +255,54 @@ impl Session {
 /// Whether a mask has an id.
 fn allows(mask: &[u32], id: u32) -> bool {
     mask.get(id as usize / 32).is_some_and(|w| w >> (id % 32) & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nobody;
+    impl Sink for Nobody {
+        fn tell(&self, _: Told) {}
+        fn gone(&self) -> bool {
+            false
+        }
+    }
+
+    fn session(sampling: Sampling) -> Session {
+        let job = Job {
+            prompt: Arc::from([1u32]),
+            sampling,
+            max_tokens: None,
+            constraint: None,
+            ends: Arc::new(|_| false),
+            at_end: None,
+            steer: None,
+            prompt_logprobs: false,
+            from: (Role::Main, Owner(1)),
+            marks: Vec::new(),
+        };
+        Session::new(job, Box::new(Nobody), 64)
+    }
+
+    /// A device that gives only the likeliest ids, and more of them than one session asked for, changes no answer.
+    #[test]
+    fn the_likeliest_are_enough_for_who_needs_no_more() {
+        let narrow = Sampling { top_k: 5, top_p: 0.9, seed: 7, ..Sampling::default() };
+        for how in [Sampling::greedy(), narrow] {
+            let (mut all, mut few) = (session(how.clone()), session(how));
+            for at in 0..40u32 {
+                let logits: Vec<f32> = (0..64).map(|i| ((i * 37 + at * 11) % 61) as f32 * 0.1).collect();
+                let mut best: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+                best.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+                best.truncate(9);
+                assert!(few.needs().is_some_and(|n| n <= 9));
+                assert!(!all.choose(Row::Logits(&mut logits.clone()), at).unwrap());
+                assert!(!few.choose(Row::Likeliest(best), at).unwrap());
+                assert_eq!(all.pending().unwrap(), few.pending().unwrap());
+            }
+        }
+        let altered = Sampling { presence_penalty: 1.0, ..Sampling::greedy() };
+        assert_eq!(session(altered).needs(), None);
+    }
 }

@@ -4,13 +4,22 @@
 #include "tensor.cuh"
 
 struct BfArgs { View x; __nv_bfloat16* to; int k, pad; };
-// Rows of x as dense bf16 [rows, k], k padded with zeros to a multiple of 64.
+// Rows of x as dense bf16 [rows, k], k padded with zeros to a multiple of 64: a thread has eight columns.
 extern "C" __global__ void to_bf16(BfArgs a) {
   begin();
-  long i = (long)blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= (long)a.x.rows * a.k) return;
-  int row = i / a.k, c = i % a.k;
-  a.to[i] = __float2bfloat16(c < a.x.cols ? f32(a.x, row, 0)[c] : 0.f);
+  int row = blockIdx.x, c = 8 * (blockIdx.y * blockDim.x + threadIdx.x);
+  if (c >= a.k) return;
+  const float* x = f32(a.x, row, 0) + c;
+  u32 v[4];
+  if (c + 8 <= a.x.cols && (u64)x % 16 == 0) {
+    float4 lo = ((const float4*)x)[0], hi = ((const float4*)x)[1];
+    v[0] = pack(lo.x, lo.y); v[1] = pack(lo.z, lo.w); v[2] = pack(hi.x, hi.y); v[3] = pack(hi.z, hi.w);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      v[i] = pack(c + 2 * i < a.x.cols ? x[2 * i] : 0.f, c + 2 * i + 1 < a.x.cols ? x[2 * i + 1] : 0.f);
+  }
+  *(uint4*)(a.to + (long)row * a.k + c) = make_uint4(v[0], v[1], v[2], v[3]);
 }
 
 // `out[to(r)] = x[from(r)] w^T + bias`. Without tiles r is the row itself. With tiles (experts) a tile's rows are entries of
@@ -73,11 +82,11 @@ template <int F> struct WTile {
         v[2 * i + 1] = pack(fmaf(s, byte_float(c, 2, off), w.b), fmaf(s, byte_float(c, 3, off), w.b));
       }
     }
+    // A choice between two addresses would put both into local memory.
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const u32 zeros[4] = {};
-      store16(tile + piece(row, 4 * half + i), there ? v + 4 * i : zeros);
-    }
+    for (int i = 0; i < 16; i++) v[i] = there ? v[i] : 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) store16(tile + piece(row, 4 * half + i), v + 4 * i);
   }
 };
 
@@ -175,9 +184,9 @@ template <int F, int BM, int WM> DEV void gemm(const GemmArgs& a) {
     }
 }
 #define GEMM(NAME, F)                                                                                   \
-  extern "C" __global__ void __launch_bounds__(THREADS) gemm_##NAME##_256(GemmArgs a) { begin(); gemm<F, 256, 4>(a); } \
-  extern "C" __global__ void __launch_bounds__(THREADS) gemm_##NAME##_128(GemmArgs a) { begin(); gemm<F, 128, 2>(a); } \
-  extern "C" __global__ void __launch_bounds__(THREADS) gemm_##NAME##_32(GemmArgs a) { begin(); gemm<F, 32, 1>(a); }
+  extern "C" __global__ void __launch_bounds__(THREADS) gemm_##NAME##_256(const __grid_constant__ GemmArgs a) { begin(); gemm<F, 256, 4>(a); } \
+  extern "C" __global__ void __launch_bounds__(THREADS) gemm_##NAME##_128(const __grid_constant__ GemmArgs a) { begin(); gemm<F, 128, 2>(a); } \
+  extern "C" __global__ void __launch_bounds__(THREADS) gemm_##NAME##_32(const __grid_constant__ GemmArgs a) { begin(); gemm<F, 32, 1>(a); }
 GEMM(f16, F16)
 GEMM(bf16, BF16)
 GEMM(q4_0, Q4_0)

@@ -13,12 +13,17 @@ extern "C" __global__ void quantise(QuantArgs a) {
   quantise_group(a.to, row, g, groups, f32(a.x, row, 0)[32 * g + lane]);
 }
 
-struct LinearArgs { View out, x; Fifteen q; Mat w; const float* bias; int add, pad; };
-
-// Up to four matrices that meet the same rows, as one grid: matrix i has the blocks from first[i] on.
+// Up to four matrices that meet the same rows, as one grid: matrix i has the blocks from first[i] on. Block formats meet the
+// codes of the rows, floats the rows themselves.
 static constexpr int SET = 4;
 struct One { View out; Mat w; const float* bias; int add, first; };
-struct SetArgs { Fifteen q; One m[SET]; int rows, count; };
+struct SetArgs { View x; Fifteen q; One m[SET]; int rows, count; };
+DEV const One& one_of(const SetArgs& a) {
+  int which = 0;
+#pragma unroll
+  for (int i = 1; i < SET; i++) which += i < a.count && blockIdx.x >= a.m[i].first;
+  return a.m[which];
+}
 
 DEV void put(const View& view, const float* bias, int add, int row, int n, float y) {
   float* out = f32(view, row, 0) + n;
@@ -31,10 +36,7 @@ static constexpr int WARPS = 4;
 // A warp has R outputs of B rows. What is loaded of weights does not wait for the kernel before.
 template <int F, int B, int R> DEV void blocks(const SetArgs& a) {
   early();
-  int which = 0;
-#pragma unroll
-  for (int i = 1; i < SET; i++) which += i < a.count && blockIdx.x >= a.m[i].first;
-  const One& m = a.m[which];
+  const One& m = one_of(a);
   Mat w = m.w;
   int lane = threadIdx.x & 31, groups = w.k / 32;
   int n0 = ((blockIdx.x - m.first) * WARPS + (threadIdx.x >> 5)) * R, row0 = blockIdx.y * B;
@@ -79,25 +81,50 @@ template <int F> DEV float4 four(const u8* w, long at, int left, bool aligned) {
   }
   return make_float4(plain<F>(w, at), left > 1 ? plain<F>(w, at + 1) : 0.f, left > 2 ? plain<F>(w, at + 2) : 0.f, left > 3 ? plain<F>(w, at + 3) : 0.f);
 }
-// Floats: a lane has four neighbouring elements at a time.
-template <int F, int B, int R> DEV void floats(const LinearArgs& a) {
-  begin();
-  int lane = threadIdx.x & 31, k = a.w.k;
-  int n0 = (blockIdx.x * WARPS + (threadIdx.x >> 5)) * R, row0 = blockIdx.y * B;
-  if (n0 >= a.w.n) return;
-  bool aligned = k % 4 == 0 && (u64)a.w.q % 16 == 0, rows_too = (u64)a.x.p % 16 == 0 && a.x.s0 % 4 == 0;
+// Four neighbouring floats of a row.
+DEV float4 four_of(const float* x, int left, bool aligned) {
+  if (aligned) return *(const float4*)x;
+  return make_float4(x[0], left > 1 ? x[1] : 0.f, left > 2 ? x[2] : 0.f, left > 3 ? x[3] : 0.f);
+}
+DEV float dot4f(float4 w, float4 v, float y) { return fmaf(w.w, v.w, fmaf(w.z, v.z, fmaf(w.y, v.y, fmaf(w.x, v.x, y)))); }
+DEV bool rows_aligned(const View& x) { return (u64)x.p % 16 == 0 && x.s0 % 4 == 0; }
+DEV bool aligned_floats(const Mat& w) { return w.k % 4 == 0 && (u64)w.q % 16 == 0; }
+
+// Floats, few rows: a block has R outputs, its warps share the columns, so that small matrices (gates, routers) still have many
+// blocks. Who has which column follows from k alone.
+template <int F, int B, int R> DEV void floats(const SetArgs& a) {
+  constexpr int D = 4, STEP = 4 * 32 * WARPS;
+  __shared__ float part[WARPS][R * B];
+  early();
+  const One& m = one_of(a);
+  Mat w = m.w;
+  int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, k = w.k, n0 = (blockIdx.x - m.first) * R, row0 = blockIdx.y * B;
+  bool aligned = aligned_floats(w), rows_too = aligned && rows_aligned(a.x);
   float acc[R][B] = {};
-#pragma unroll 4
-  for (int i = lane * 4; i < k; i += 128) {
-    float4 w[R];
+  float4 ahead[D][R];
+  auto fetch = [&](float4* to, int i) {
 #pragma unroll
-    for (int r = 0; r < R; r++) w[r] = four<F>(a.w.q, (long)min(n0 + r, a.w.n - 1) * a.w.step * k + i, k - i, aligned);
+    for (int r = 0; r < R; r++) to[r] = four<F>(w.q, (long)min(n0 + r, w.n - 1) * w.step * k + i, k - i, aligned);
+  };
 #pragma unroll
-    for (int b = 0; b < B; b++) {
-      const float* x = f32(a.x, min(row0 + b, a.x.rows - 1), 0) + i;
-      float4 v = aligned && rows_too ? *(const float4*)x : make_float4(x[0], k - i > 1 ? x[1] : 0.f, k - i > 2 ? x[2] : 0.f, k - i > 3 ? x[3] : 0.f);
+  for (int d = 0; d < D; d++)
+    if (4 * threadIdx.x + STEP * d < k) fetch(ahead[d], 4 * threadIdx.x + STEP * d);
+  ready();
+  for (int i0 = 4 * threadIdx.x; i0 < k; i0 += STEP * D) {
 #pragma unroll
-      for (int r = 0; r < R; r++) acc[r][b] = fmaf(w[r].w, v.w, fmaf(w[r].z, v.z, fmaf(w[r].y, v.y, fmaf(w[r].x, v.x, acc[r][b]))));
+    for (int d = 0; d < D; d++) {
+      int i = i0 + STEP * d;
+      if (i >= k) break;
+      float4 v[R];
+#pragma unroll
+      for (int r = 0; r < R; r++) v[r] = ahead[d][r];
+      if (i + STEP * D < k) fetch(ahead[d], i + STEP * D);
+#pragma unroll
+      for (int b = 0; b < B; b++) {
+        float4 x = four_of(f32(a.x, min(row0 + b, a.rows - 1), 0) + i, k - i, rows_too);
+#pragma unroll
+        for (int r = 0; r < R; r++) acc[r][b] = dot4f(v[r], x, acc[r][b]);
+      }
     }
   }
 #pragma unroll
@@ -105,31 +132,66 @@ template <int F, int B, int R> DEV void floats(const LinearArgs& a) {
 #pragma unroll
     for (int b = 0; b < B; b++) {
       float y = warp_sum(acc[r][b]);
-      if (lane == 0 && n0 + r < a.w.n && row0 + b < a.x.rows) put(a.out, a.bias, a.add, row0 + b, n0 + r, y);
+      if (lane == 0) part[warp][r * B + b] = y;
+    }
+  __syncthreads();
+  if (threadIdx.x >= R * B) return;
+  int r = threadIdx.x / B, b = threadIdx.x % B;
+  float y = 0.f;
+#pragma unroll
+  for (int i = 0; i < WARPS; i++) y += part[i][threadIdx.x];
+  if (n0 + r < w.n && row0 + b < a.rows) put(m.out, m.bias, m.add, row0 + b, n0 + r, y);
+}
+
+// f32 weights, many rows: a warp has two outputs of eight rows.
+extern "C" __global__ void __launch_bounds__(128) linear_many_f32(const __grid_constant__ SetArgs a) {
+  constexpr int B = 8, R = 2;
+  begin();
+  Mat w = a.m[0].w;
+  int lane = threadIdx.x & 31, k = w.k, n0 = (blockIdx.x * WARPS + (threadIdx.x >> 5)) * R, row0 = blockIdx.y * B;
+  if (n0 >= w.n) return;
+  bool aligned = aligned_floats(w), rows_too = aligned && rows_aligned(a.x);
+  float acc[R][B] = {};
+#pragma unroll 2
+  for (int i = lane * 4; i < k; i += 128) {
+    float4 v[R];
+#pragma unroll
+    for (int r = 0; r < R; r++) v[r] = four<F32>(w.q, (long)min(n0 + r, w.n - 1) * w.step * k + i, k - i, aligned);
+#pragma unroll
+    for (int b = 0; b < B; b++) {
+      float4 x = four_of(f32(a.x, min(row0 + b, a.rows - 1), 0) + i, k - i, rows_too);
+#pragma unroll
+      for (int r = 0; r < R; r++) acc[r][b] = dot4f(v[r], x, acc[r][b]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < R; r++)
+#pragma unroll
+    for (int b = 0; b < B; b++) {
+      float y = warp_sum(acc[r][b]);
+      if (lane == 0 && n0 + r < w.n && row0 + b < a.rows) put(a.m[0].out, a.m[0].bias, a.m[0].add, row0 + b, n0 + r, y);
     }
 }
 
-#define LINEAR(NAME, BODY, ARGS, F)                                                                 \
-  extern "C" __global__ void __launch_bounds__(128) linear_##NAME##_1(const __grid_constant__ ARGS a) { BODY<F, 1, 2>(a); } \
-  extern "C" __global__ void __launch_bounds__(128) linear_##NAME##_2(const __grid_constant__ ARGS a) { BODY<F, 2, 2>(a); } \
-  extern "C" __global__ void __launch_bounds__(128) linear_##NAME##_4(const __grid_constant__ ARGS a) { BODY<F, 4, 2>(a); } \
-  extern "C" __global__ void __launch_bounds__(128) linear_##NAME##_8(const __grid_constant__ ARGS a) { BODY<F, 8, 2>(a); }
-LINEAR(f32, floats, LinearArgs, F32)
-LINEAR(f16, floats, LinearArgs, F16)
-LINEAR(bf16, floats, LinearArgs, BF16)
-LINEAR(q4_0, blocks, SetArgs, Q4_0)
-LINEAR(q4_1, blocks, SetArgs, Q4_1)
-LINEAR(q5_0, blocks, SetArgs, Q5_0)
-LINEAR(q5_1, blocks, SetArgs, Q5_1)
-LINEAR(q8_0, blocks, SetArgs, Q8_0)
-LINEAR(q4_k, blocks, SetArgs, Q4_K)
-LINEAR(q5_k, blocks, SetArgs, Q5_K)
-LINEAR(q6_k, blocks, SetArgs, Q6_K)
-LINEAR(iq4_nl, blocks, SetArgs, IQ4_NL)
-LINEAR(iq4_xs, blocks, SetArgs, IQ4_XS)
-LINEAR(mxfp4, blocks, SetArgs, MXFP4)
-LINEAR(affine4, blocks, SetArgs, AFFINE4)
-LINEAR(affine8, blocks, SetArgs, AFFINE8)
+#define ROWS_OF(NAME, BODY, F, B, R) \
+  extern "C" __global__ void __launch_bounds__(128) linear_##NAME##_##B(const __grid_constant__ SetArgs a) { BODY<F, B, R>(a); }
+#define LINEAR(NAME, BODY, F, R) ROWS_OF(NAME, BODY, F, 1, R) ROWS_OF(NAME, BODY, F, 2, R) ROWS_OF(NAME, BODY, F, 4, R)
+LINEAR(f32, floats, F32, 1)
+LINEAR(f16, floats, F16, 2)
+LINEAR(bf16, floats, BF16, 2)
+LINEAR(q4_0, blocks, Q4_0, 2)
+LINEAR(q4_1, blocks, Q4_1, 2)
+LINEAR(q5_0, blocks, Q5_0, 2)
+LINEAR(q5_1, blocks, Q5_1, 2)
+LINEAR(q8_0, blocks, Q8_0, 2)
+LINEAR(q4_k, blocks, Q4_K, 2)
+LINEAR(q5_k, blocks, Q5_K, 2)
+LINEAR(q6_k, blocks, Q6_K, 2)
+LINEAR(iq4_nl, blocks, IQ4_NL, 2)
+LINEAR(iq4_xs, blocks, IQ4_XS, 2)
+LINEAR(mxfp4, blocks, MXFP4, 2)
+LINEAR(affine4, blocks, AFFINE4, 2)
+LINEAR(affine8, blocks, AFFINE8, 2)
 
 struct EmbedArgs { View out, ids; Mat table; float scale; };
 template <int F> DEV void embed(const EmbedArgs& a) {

@@ -51,20 +51,29 @@ template <int F> DEV void gate_up(const GateUpArgs& a) {
       u[i] = float_dot<F <= BF16 ? F : F32>(up, i0 + i, f32(a.h, row, 0));
     }
   } else {
+    // Weights are asked for a group ahead.
     int groups = gate.k / 32, most = a.mid.cols - 1;
-    for (int j = lane; j < groups; j += 32) {
-      Raw rg[EACH], ru[EACH];
+    Raw rg[2][EACH], ru[2][EACH];
+    auto fetch = [&](int d, int j) {
 #pragma unroll
       for (int i = 0; i < EACH; i++) {
-        rg[i] = load<F>(gate, min(i0 + i, most), j, groups);
-        ru[i] = load<F>(up, min(i0 + i, most), j, groups);
+        rg[d][i] = load<F>(gate, min(i0 + i, most), j, groups);
+        ru[d][i] = load<F>(up, min(i0 + i, most), j, groups);
       }
+    };
+    if (lane < groups) fetch(0, lane);
+    if (lane + 32 < groups) fetch(1, lane + 32);
+#pragma unroll 1
+    for (int j = lane; j < groups; j += 32) {
       Row15 x = load15(a.q, row, j, groups);
 #pragma unroll
       for (int i = 0; i < EACH; i++) {
-        g[i] = group_dot<F>(codes<F>(rg[i], j), x, g[i]);
-        u[i] = group_dot<F>(codes<F>(ru[i], j), x, u[i]);
+        g[i] = group_dot<F>(codes<F>(rg[0][i], j), x, g[i]);
+        u[i] = group_dot<F>(codes<F>(ru[0][i], j), x, u[i]);
+        rg[0][i] = rg[1][i];
+        ru[0][i] = ru[1][i];
       }
+      if (j + 64 < groups) fetch(1, j + 64);
     }
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
@@ -86,32 +95,46 @@ template <int F> DEV void gate_up(const GateUpArgs& a) {
 }
 
 struct DownArgs { View parts, mid; Fifteen q; MatSet down; Chosen c; const float* bias; };
-// A warp has one output of one (row, rank); as many as its lanes are enough for where rows are narrow.
+// Outputs of a lane that are asked for at once.
+static constexpr int DOWN = 4;
+// A warp has outputs of one (row, rank), DOWN of them beside each other; as many times that as its lanes are enough for where
+// rows are narrow.
 template <int F> DEV void down(const DownArgs& a) {
   begin();
   int entry = blockIdx.y, row = entry / a.c.k, rank = entry % a.c.k, lane = threadIdx.x & 31;
   int groups = a.down.first.k / 32, lanes = 32;
   if (F > BF16)
     while (lanes > 1 && lanes / 2 >= groups) lanes /= 2;
-  int i = (blockIdx.x * WARPS + (threadIdx.x >> 5)) * (32 / lanes) + lane / lanes;
+  int i0 = ((blockIdx.x * WARPS + (threadIdx.x >> 5)) * (32 / lanes) + lane / lanes) * DOWN, most = a.parts.cols - 1;
   int s = slot(a.c, row, rank);
   if (s < 0) return;
   Mat m = slot_of(a.down, s);
-  bool mine = i < a.parts.cols;
-  float y = 0.f;
+  float y[DOWN] = {};
   if (F <= BF16) {
-    if (mine) y = float_dot<F <= BF16 ? F : F32>(m, i, f32(a.mid, entry, 0));
+#pragma unroll
+    for (int i = 0; i < DOWN; i++) y[i] = float_dot<F <= BF16 ? F : F32>(m, min(i0 + i, most), f32(a.mid, entry, 0));
   } else {
-    for (int j = lane & (lanes - 1); j < groups && mine; j += lanes)
-      y = group_dot<F>(decode<F>(m, i, j, groups), load15(a.q, entry, j, groups), y);
-    for (int d = lanes / 2; d > 0; d >>= 1) y += __shfl_xor_sync(FULL, y, d);
+    for (int j = lane & (lanes - 1); j < groups; j += lanes) {
+      Raw raw[DOWN];
+#pragma unroll
+      for (int i = 0; i < DOWN; i++) raw[i] = load<F>(m, min(i0 + i, most), j, groups);
+      Row15 x = load15(a.q, entry, j, groups);
+#pragma unroll
+      for (int i = 0; i < DOWN; i++) y[i] = group_dot<F>(codes<F>(raw[i], j), x, y[i]);
+    }
+    for (int d = lanes / 2; d > 0; d >>= 1)
+#pragma unroll
+      for (int i = 0; i < DOWN; i++) y[i] += __shfl_xor_sync(FULL, y[i], d);
   }
-  if ((lane & (lanes - 1)) == 0 && mine)
-    f32(a.parts, row, rank)[i] = a.bias ? y + a.bias[(long)i32(a.c.ids, row)[rank] * a.parts.cols + i] : y;
+  if ((lane & (lanes - 1)) != 0) return;
+#pragma unroll
+  for (int i = 0; i < DOWN; i++)
+    if (i0 + i <= most)
+      f32(a.parts, row, rank)[i0 + i] = a.bias ? y[i] + a.bias[(long)i32(a.c.ids, row)[rank] * a.parts.cols + i0 + i] : y[i];
 }
 #define EXPERTS(NAME, F)                                                                                  \
-  extern "C" __global__ void __launch_bounds__(512) gate_up_##NAME(GateUpArgs a) { gate_up<F>(a); } \
-  extern "C" __global__ void __launch_bounds__(32 * WARPS) down_##NAME(DownArgs a) { down<F>(a); }
+  extern "C" __global__ void __launch_bounds__(512) gate_up_##NAME(const __grid_constant__ GateUpArgs a) { gate_up<F>(a); } \
+  extern "C" __global__ void __launch_bounds__(32 * WARPS) down_##NAME(const __grid_constant__ DownArgs a) { down<F>(a); }
 EXPERTS(f32, F32)
 EXPERTS(f16, F16)
 EXPERTS(bf16, BF16)
@@ -137,7 +160,7 @@ DEV int expert_of(const SortArgs& a, int i) {
   return e >= 0 && e < a.c.experts && picked(a.c.pick, e) ? e : -1;
 }
 // One block; 4 bytes of shared memory an expert.
-extern "C" __global__ void expert_sort(SortArgs a) {
+extern "C" __global__ void expert_sort(const __grid_constant__ SortArgs a) {
   begin();
   extern __shared__ int held[];
   int entries = a.n * a.c.k;
@@ -162,7 +185,7 @@ extern "C" __global__ void expert_sort(SortArgs a) {
 }
 // A block for each expert finds its entries, in order: each thread looks at four neighbours at a time.
 static constexpr int EACH = 4;
-extern "C" __global__ void __launch_bounds__(256) expert_order(SortArgs a) {
+extern "C" __global__ void __launch_bounds__(256) expert_order(const __grid_constant__ SortArgs a) {
   __shared__ int sums[8];
   begin();
   int e = blockIdx.x, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, entries = a.n * a.c.k;
@@ -198,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(256) expert_order(SortArgs a) {
 
 // sum[row] += w * part over the picked experts of a row, ascending by id.
 struct SumArgs { View sum, parts; Chosen c; };
-extern "C" __global__ void expert_sum(SumArgs a) {
+extern "C" __global__ void expert_sum(const __grid_constant__ SumArgs a) {
   begin();
   int row = blockIdx.y, col = blockIdx.x * blockDim.x + threadIdx.x;
   if (col >= a.sum.cols) return;

@@ -2,35 +2,49 @@
 #include "fifteen.cuh"
 
 struct NormArgs { View out, x; const float* w; Fifteen to; float eps; int pad; };
-// One block per (row, head). The sum of squares has one order for a number of columns. Up to eight columns a thread stay in
-// registers, asked for at once.
+DEV bool wide(const View& v) { return (u64)v.p % 16 == 0 && (v.s0 | v.s1) % 4 == 0; }
+// One block per (row, head). The sum of squares has one order for a number of columns: a thread has four neighbours, of 8,192
+// columns at most twice, asked for at once.
 extern "C" __global__ void __launch_bounds__(1024) rms_norm(NormArgs a) {
   __shared__ float shared[32];
-  constexpr int MOST = 8;
-  begin();
-  int row = blockIdx.x / a.x.heads, head = blockIdx.x % a.x.heads, cols = a.x.cols;
+  constexpr int MOST = 2;
+  early();
+  int row = blockIdx.x / a.x.heads, head = blockIdx.x % a.x.heads, cols = a.x.cols, step = 4 * blockDim.x;
   const float* x = f32(a.x, row, head);
   float* out = f32(a.out, row, head);
-  float v[MOST], w[MOST], sum = 0.f;
+  bool fours = cols % 4 == 0 && cols <= MOST * step && wide(a.x) && wide(a.out) && (u64)a.w % 16 == 0;
+  float4 v[MOST], w[MOST];
+  if (fours && a.w) {
 #pragma unroll
-  for (int i = 0; i < MOST; i++) {
-    int c = threadIdx.x + i * blockDim.x;
-    v[i] = c < cols ? x[c] : 0.f;
-    w[i] = a.w && c < cols ? a.w[c] : 1.f;
+    for (int i = 0; i < MOST; i++)
+      if (4 * threadIdx.x + i * step < cols) w[i] = __ldg((const float4*)(a.w + 4 * threadIdx.x + i * step));
   }
+  ready();
+  float sum = 0.f;
+  if (fours) {
 #pragma unroll
-  for (int i = 0; i < MOST; i++) sum = fmaf(v[i], v[i], sum);
-  for (int c = threadIdx.x + MOST * blockDim.x; c < cols; c += blockDim.x) sum = fmaf(x[c], x[c], sum);
+    for (int i = 0; i < MOST; i++) {
+      int c = 4 * threadIdx.x + i * step;
+      v[i] = c < cols ? *(const float4*)(x + c) : make_float4(0.f, 0.f, 0.f, 0.f);
+      sum = fmaf(v[i].w, v[i].w, fmaf(v[i].z, v[i].z, fmaf(v[i].y, v[i].y, fmaf(v[i].x, v[i].x, sum))));
+    }
+  } else {
+    for (int c = threadIdx.x; c < cols; c += blockDim.x) sum = fmaf(x[c], x[c], sum);
+  }
   float scale = 1.f / sqrtf(block_sum(sum, shared) / (float)cols + a.eps);
+  if (fours) {
 #pragma unroll
-  for (int i = 0; i < MOST; i++) {
-    int c = threadIdx.x + i * blockDim.x;
-    if (c >= cols) break;
-    v[i] = v[i] * scale * w[i];
-    out[c] = v[i];
-    if (a.to.hi) quantise_group(a.to, row, c >> 5, cols / 32, v[i]);
+    for (int i = 0; i < MOST; i++) {
+      int c = 4 * threadIdx.x + i * step;
+      float4 y = make_float4(v[i].x * scale, v[i].y * scale, v[i].z * scale, v[i].w * scale);
+      if (a.w) y = make_float4(y.x * w[i].x, y.y * w[i].y, y.z * w[i].z, y.w * w[i].w);
+      if (c >= cols) y = make_float4(0.f, 0.f, 0.f, 0.f);
+      else *(float4*)(out + c) = y;
+      if (a.to.hi) quantise_four(a.to, row, c, cols / 32, y, c < cols);
+    }
+    return;
   }
-  for (int c = threadIdx.x + MOST * blockDim.x; c < cols; c += blockDim.x) {
+  for (int c = threadIdx.x; c < cols; c += blockDim.x) {
     float y = x[c] * scale * (a.w ? a.w[c] : 1.f);
     out[c] = y;
     if (a.to.hi) quantise_group(a.to, row, c >> 5, cols / 32, y);
@@ -55,11 +69,18 @@ extern "C" __global__ void rope(RopeArgs a) {
   x[to] = v * cos + u * sin;
 }
 
-// Position of element i of a view, columns fastest.
+// Position of element i of a view, columns fastest. Divisions of 64 bits would be most of what a kernel does.
 DEV void place(const View& v, long i, int& row, int& head, int& col) {
-  col = i % v.cols;
-  head = i / v.cols % v.heads;
-  row = i / v.cols / v.heads;
+  if (i >> 32) {
+    col = i % v.cols;
+    head = i / v.cols % v.heads;
+    row = i / v.cols / v.heads;
+  } else {
+    u32 at = i, cols = v.cols, heads = v.heads, line = at / cols;
+    col = at - line * cols;
+    row = line / heads;
+    head = line - row * heads;
+  }
 }
 
 // Where codes are asked for, rows are whole groups and a warp has one of them.
@@ -154,68 +175,45 @@ struct RouteArgs {
   int k, renormalise, sigmoid, groups, keep;
   float scale;
 };
-// Few enough experts for one warp, without groups: scores and choices stay in registers.
-static constexpr int WARP_EXPERTS = 16;
-extern "C" __global__ void __launch_bounds__(32) route_warp(RouteArgs a) {
+// Few enough experts for a thread each, without groups: a thread counts the choices before its own, which is its rank.
+static constexpr int RANKED = 512;
+extern "C" __global__ void __launch_bounds__(RANKED) route_ranks(RouteArgs a) {
+  __shared__ __align__(16) u32 keys[RANKED];
+  __shared__ float weights[RANKED], shared[32];
   begin();
-  int row = blockIdx.x, n = a.logits.cols, lane = threadIdx.x;
-  const float* x = f32(a.logits, row, 0);
-  float p[WARP_EXPERTS], choice[WARP_EXPERTS], max = -INF, sum = 0.f;
-#pragma unroll
-  for (int i = 0; i < WARP_EXPERTS; i++) {
-    p[i] = lane + 32 * i < n ? x[lane + 32 * i] : -INF;
-    max = fmaxf(max, p[i]);
+  int row = blockIdx.x, n = a.logits.cols, i = threadIdx.x, lane = i & 31, warp = i >> 5, warps = blockDim.x >> 5;
+  float x = i < n ? f32(a.logits, row, 0)[i] : -INF, p;
+  if (a.sigmoid) {
+    p = sigmoid(x);
+  } else {
+    float max = warp_max(x);
+    if (lane == 0) shared[warp] = max;
+    __syncthreads();
+    max = warp_max(lane < warps ? shared[lane] : -INF);
+    p = i < n ? expf(x - max) : 0.f;
+    p /= block_sum(p, shared);
   }
-  max = warp_max(max);
-#pragma unroll
-  for (int i = 0; i < WARP_EXPERTS; i++) {
-    bool there = lane + 32 * i < n;
-    p[i] = !there ? 0.f : a.sigmoid ? sigmoid(p[i]) : expf(p[i] - max);
-    sum += p[i];
+  // Choices as integers that order like them; what is no number orders below everything. Of equals the lowest id comes first.
+  float choice = i < n ? p + (a.bias ? a.bias[i] : 0.f) : -INF;
+  u32 b = __float_as_uint(choice), mine = choice > -INF ? (b >> 31 ? ~b : b | 0x80000000u) : 0;
+  keys[i] = mine;
+  __syncthreads();
+  int rank = 0;
+  for (int j = 0; j < n; j += 4) {  // what is behind the last expert has key 0 and a higher id than all of them
+    uint4 k = *(const uint4*)(keys + j);
+    rank += k.x > mine || (k.x == mine && j < i);
+    rank += k.y > mine || (k.y == mine && j + 1 < i);
+    rank += k.z > mine || (k.z == mine && j + 2 < i);
+    rank += k.w > mine || (k.w == mine && j + 3 < i);
   }
-  sum = warp_sum(sum);
-#pragma unroll
-  for (int i = 0; i < WARP_EXPERTS; i++) {
-    bool there = lane + 32 * i < n;
-    if (!a.sigmoid) p[i] /= sum;
-    choice[i] = there ? p[i] + (a.bias ? a.bias[lane + 32 * i] : 0.f) : -INF;
-  }
-  // Choices as integers that order like them; what is no number orders below everything.
-  u32 key[WARP_EXPERTS];
-#pragma unroll
-  for (int i = 0; i < WARP_EXPERTS; i++) {
-    u32 b = __float_as_uint(choice[i]);
-    key[i] = choice[i] > -INF ? (b >> 31 ? ~b : b | 0x80000000u) : 0;
-  }
+  bool chosen = i < n && rank < a.k;
+  if (chosen) weights[rank] = p;
+  __syncthreads();
+  if (!chosen) return;
   float total = a.sigmoid ? 1e-20f : 0.f;
-  u32 taken = 0;  // of this lane
-  for (int r = 0; r < a.k; r++) {
-    u32 top = 0, at = 0xffffffffu;
-#pragma unroll
-    for (int i = 0; i < WARP_EXPERTS; i++)
-      if (!(taken >> i & 1)) top = ::max(top, key[i]);
-    top = __reduce_max_sync(FULL, top);
-    // Of equals, and where nothing comparable is left, the lowest id that was not taken.
-#pragma unroll
-    for (int i = WARP_EXPERTS - 1; i >= 0; i--)
-      if (!(taken >> i & 1) && key[i] == top && lane + 32 * i < n) at = lane + 32 * i;
-    at = __reduce_min_sync(FULL, at);
-    float weight = 0.f;
-#pragma unroll
-    for (int i = 0; i < WARP_EXPERTS; i++)
-      if (lane + 32 * i == at) { weight = p[i]; taken |= 1u << i; }
-    weight = __shfl_sync(FULL, weight, at & 31);
-    total += weight;
-    if (lane == 0) {
-      i32(a.ids, row)[r] = at;
-      f32(a.w, row, 0)[r] = weight;
-    }
-  }
-  __syncwarp();
-  for (int r = lane; r < a.k; r += 32) {
-    float* w = f32(a.w, row, 0) + r;
-    *w = *w / (a.renormalise ? total : 1.f) * a.scale * (a.per_expert ? a.per_expert[i32(a.ids, row)[r]] : 1.f);
-  }
+  for (int r = 0; r < a.k; r++) total += weights[r];
+  i32(a.ids, row)[rank] = i;
+  f32(a.w, row, 0)[rank] = p / (a.renormalise ? total : 1.f) * a.scale * (a.per_expert ? a.per_expert[i] : 1.f);
 }
 // One block per row: scores, then k rounds of "greatest choice left, lowest id first".
 extern "C" __global__ void route(RouteArgs a) {
@@ -318,10 +316,32 @@ DEV void sort(u64* a) {
     }
   __syncthreads();
 }
+// The greatest key of a block, for whoever wants one id only.
+DEV u64 greatest(u64 key, u64* shared) {
+#pragma unroll
+  for (int d = 16; d > 0; d >>= 1) key = ::max(key, __shfl_xor_sync(FULL, key, d));
+  if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = key;
+  __syncthreads();
+  key = (threadIdx.x & 31) < blockDim.x / 32 ? shared[threadIdx.x & 31] : 0;
+#pragma unroll
+  for (int d = 16; d > 0; d >>= 1) key = ::max(key, __shfl_xor_sync(FULL, key, d));
+  return key;
+}
 extern "C" __global__ void __launch_bounds__(512) likeliest_parts(LikeliestArgs a) {
   __shared__ u64 keys[KEYS];
   begin();
   int row = blockIdx.y, first = blockIdx.x * KEYS;
+  if (a.k == 1) {
+    u64 best = 0;
+#pragma unroll
+    for (int i = 0; i < KEYS / 512; i++) {
+      int id = first + threadIdx.x + 512 * i;
+      if (id < a.x.cols) best = ::max(best, key_of(f32(a.x, row, 0)[id], id));
+    }
+    best = greatest(best, keys);
+    if (threadIdx.x == 0) a.keys[(long)row * a.parts + blockIdx.x] = best;
+    return;
+  }
   for (int i = threadIdx.x; i < KEYS; i += blockDim.x) keys[i] = first + i < a.x.cols ? key_of(f32(a.x, row, 0)[first + i], first + i) : 0;
   sort(keys);
   for (int i = threadIdx.x; i < a.k; i += blockDim.x) a.keys[((long)row * a.parts + blockIdx.x) * a.k + i] = keys[i];
@@ -331,13 +351,21 @@ extern "C" __global__ void __launch_bounds__(512) likeliest_meet(LikeliestArgs a
   begin();
   int row = blockIdx.x, all = a.parts * a.k;
   const u64* from = a.keys + (long)row * all;
-  // What was best so far stays in front of the next ones.
-  for (int done = 0; done < all || done == 0;) {
-    int stay = done == 0 ? 0 : a.k, n = min(KEYS - stay, all - done);
+  if (a.k == 1) {
+    u64 best = 0;
+    for (int i = threadIdx.x; i < all; i += blockDim.x) best = ::max(best, from[i]);
+    best = greatest(best, keys + 32);
+    if (threadIdx.x == 0) keys[0] = best;
     __syncthreads();
-    for (int i = threadIdx.x; i < KEYS - stay; i += blockDim.x) keys[stay + i] = i < n ? from[done + i] : 0;
-    sort(keys);
-    done += n;
+  } else {
+    // What was best so far stays in front of the next ones.
+    for (int done = 0; done < all || done == 0;) {
+      int stay = done == 0 ? 0 : a.k, n = min(KEYS - stay, all - done);
+      __syncthreads();
+      for (int i = threadIdx.x; i < KEYS - stay; i += blockDim.x) keys[stay + i] = i < n ? from[done + i] : 0;
+      sort(keys);
+      done += n;
+    }
   }
   for (int i = threadIdx.x; i < a.k; i += blockDim.x) {
     u32 b = keys[i] >> 32;
