@@ -194,7 +194,7 @@ impl Executor {
             return Err(Error::BadMark { mark, rows: n });
         }
         self.dev.step_begins(RowClass::Many);
-        let append = self.state.reserve_segment(self.dev.as_mut(), Span { seq, ids })?;
+        let append = self.giving_way(|e| e.state.reserve_segment(e.dev.as_mut(), Span { seq, ids }))?;
         // One that was dropped was rolled back by this; its room is still taken.
         self.close_carry();
         let parts = parts(n, self.plan.chunk, marks);

@@ -4,6 +4,7 @@ use super::{Executor, Wanted};
 use crate::error::Result;
 use device::RowClass;
 use memory::PageId;
+use memory::pages::pages_for;
 use state::{Beginning, Park, SeqId, Snapshot, Span};
 
 impl Executor {
@@ -19,13 +20,21 @@ impl Executor {
         };
         Ok(logits.unwrap_or_default())
     }
-    /// Opens a sequence that has positions already.
+    /// A new, empty sequence, to which the pages of so many positions are promised. It may grow beyond them, as long as there
+    /// are pages: what is free meanwhile may serve others, who give way.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub fn open_for(&mut self, positions: u32) -> Result<SeqId> {
+        self.open_at(Beginning::default(), pages_for(positions))
+    }
+    /// A new sequence, empty or with positions already, to which so many pages of history are promised.
     ///
     /// # Errors
     /// Those of [`open`](Self::open), and a beginning that does not belong to such a length.
-    pub fn open_at(&mut self, from: Beginning) -> Result<SeqId> {
+    pub fn open_at(&mut self, from: Beginning, pages: u32) -> Result<SeqId> {
         self.watch.look();
-        Ok(self.state.open_at(self.dev.as_mut(), from)?)
+        self.giving_way(|e| e.state.open_at(e.dev.as_mut(), from, pages))
     }
     /// The pages of a sequence, by position.
     ///
@@ -51,7 +60,7 @@ impl Executor {
     }
     /// Pages of history in all.
     pub fn total_pages(&self) -> u32 {
-        self.state.limits().pages()
+        self.state.limits().pages
     }
     /// Whether sequences can only begin where a snapshot was taken.
     pub fn needs_snapshots(&self) -> bool {
@@ -66,6 +75,13 @@ impl Executor {
     /// # Errors
     /// Those of the state, also where the ledger has no room for it.
     pub fn snapshot(&mut self, s: SeqId, park: Park) -> Result<Snapshot> {
-        Ok(self.state.snapshot(self.dev.as_mut(), s, park)?)
+        self.giving_way(|e| e.state.snapshot(e.dev.as_mut(), s, park))
+    }
+    /// Whether everything is owned as often as somebody says that it is.
+    ///
+    /// # Errors
+    /// What is wrong: a fault of this program.
+    pub fn check_integrity(&self) -> Result<(), String> {
+        self.state.check_integrity()
     }
 }
