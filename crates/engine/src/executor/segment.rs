@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use device::{Act, Device, Region, RowClass, Rows, View};
 use memory::Order;
 use model::{Carry, Cx, Drafter, Family};
-use state::{Append, PART_ROWS, Recurrent, SeqId, Span, State};
+use state::{Append, PART_ROWS, Park, Recurrent, SeqId, Snapshot, Span, State, Taking};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use weights::{ExpertSource, Resident};
@@ -157,6 +157,8 @@ pub struct Segment {
     x: Carry,
     parts: Vec<Range<u32>>,
     marks: Vec<u32>,
+    /// Snapshots at marks, with their rows.
+    taking: Vec<(u32, Taking)>,
 }
 
 impl Segment {
@@ -201,12 +203,31 @@ impl Executor {
         self.dev.arena().open(Region::Carry);
         self.carrying = true;
         match self.embedded(&append, ids, &parts) {
-            Ok(x) => Ok(Segment { append, layer: 0, x, parts, marks: marks.to_vec() }),
+            Ok(x) => Ok(Segment { append, layer: 0, x, parts, marks: marks.to_vec(), taking: Vec::new() }),
             Err(e) => {
                 self.undo(append)?;
                 Err(e)
             }
         }
+    }
+
+    /// Keeps states and rings at the marks of a segment that was just begun, as long as the ledger has room for them.
+    ///
+    /// # Errors
+    /// Those of the state.
+    pub fn keep_at_marks(&mut self, g: &mut Segment, seq: SeqId, park: Park) -> Result<()> {
+        let len = self.state.len(seq)?;
+        // The last ones are the likeliest to be of use.
+        for &rows in g.marks.iter().rev() {
+            let Ok(taking) = self.state.begin_snapshot(len + rows, park) else { break };
+            g.taking.push((rows, taking));
+        }
+        Ok(())
+    }
+
+    /// Takes the snapshots of a segment that went through all layers. They mean something once it is finished.
+    pub fn kept(&self, g: &mut Segment) -> Vec<Snapshot> {
+        g.taking.drain(..).rev().filter_map(|(_, t)| self.state.end_snapshot(t)).collect()
     }
 
     fn embedded(&mut self, append: &Append, ids: &[u32], parts: &[Range<u32>]) -> Result<Carry> {
@@ -254,8 +275,11 @@ impl Executor {
         let (state, append, l) = (&self.state, &g.append, g.layer);
         let t =
             Through { family, resident, state, append, chunk: self.plan.chunk, tile: self.plan.tile(), drafter: None };
-        let marks = &g.marks;
+        let (marks, taking) = (&g.marks, &mut g.taking);
         let mut on_part = |dev: &mut dyn Device, rows: u32| {
+            for (_, t) in taking.iter_mut().filter(|(at, _)| *at == rows) {
+                state.take_layer(dev, append, l, t)?;
+            }
             let here = marks.contains(&rows).then(|| state.recurrent_of(append, l)).transpose()?.flatten();
             here.map_or(Ok(()), |state| on_mark(dev, Passed { rows, state }))
         };

@@ -9,6 +9,7 @@ use crate::serve::{Share, engine_backend, script_backend};
 use anyhow::{Context, anyhow};
 use engine::OpenOptions;
 use engine::batch::{Keeping, Park};
+use engine::disk::Where;
 use engine::open::Opened;
 use server::{Config, Loading, Server};
 use std::net::SocketAddr;
@@ -119,7 +120,11 @@ fn share(a: &ServeArgs) -> anyhow::Result<Share> {
     }
     let snapshots = if a.reuse == Reuse::Off { 0 } else { (a.snapshots as u64) << 20 };
     let keeping = Keeping { snapshots, park: Park::F32, exact: a.reuse == Reuse::Exact };
-    Ok(Share { patience: a.patience, keeping, stats: a.on.stats })
+    let disk = a.cache_dir.clone().map(|dir| Where { dir, most: a.cache_size });
+    if disk.is_some() && (a.reuse == Reuse::Off || a.backend.is_some()) {
+        return usage("--cache-dir keeps what a model read; it goes with neither --reuse off nor --backend");
+    }
+    Ok(Share { patience: a.patience, keeping, disk, stats: a.on.stats })
 }
 
 /// What serving holds beyond running: measured as differences between `serve` and `run` (docs/benchmarks.md). The texts
