@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Pages on their way to the disk at a time.
 const STAGED: u64 = 4;
-/// Snapshots near the end of a conversation that are written; most of the others are thinned out soon.
+/// Snapshots at the end of a request that are written: most others are thinned out soon.
 const LAST: usize = 2;
 
 /// A page or a snapshot that waits to be written, or those that one request used.
@@ -203,9 +203,8 @@ impl Disk {
     }
 }
 
-/// Whether an anchor is written: those that stay, and the last ones.
+/// Whether an anchor is written: where every conversation of an agent begins to differ, and where this one ends. What was
+/// written of its earlier turns is still there.
 fn worth(anchors: &[(Anchor, Arc<Snapshot>)], i: usize) -> bool {
-    use crate::prefix::Kind::Root;
-    let old = anchors.len().saturating_sub(crate::prefix::LAST);
-    i < old || i + LAST >= anchors.len() || anchors[i].0.kind == Root
+    i + LAST >= anchors.len() || anchors[i].0.kind == crate::prefix::Kind::Root
 }

@@ -82,7 +82,10 @@ impl Writer {
                         wrote
                     }
                     Work::State(head, of) => files.write(&head, of.parts(), &told),
-                    Work::Used(names) => Ok(files.used(&names)),
+                    Work::Used(names) => {
+                        files.used(&names);
+                        Ok(())
+                    }
                 };
                 wrote.unwrap_or_else(|e| told.fail(&e));
             }

@@ -21,7 +21,7 @@ pub struct Anchor {
 }
 
 /// The last ones that are kept whatever lies between them.
-pub(crate) const LAST: usize = 4;
+const LAST: usize = 4;
 
 /// Which of the anchors, in the order of their positions, go when at most `most` may stay: roots and the last four stay
 /// as long as there is room, and of the others those that leave the distances to the end growing evenly, so that an

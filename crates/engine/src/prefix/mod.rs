@@ -18,7 +18,6 @@ mod prompt;
 mod tests;
 mod tree;
 
-pub(crate) use anchors::LAST;
 pub use anchors::{Anchor, Kind, thin};
 pub use prompt::{marks, owner};
 pub use tree::{Found, Miss, Taken, Tree};

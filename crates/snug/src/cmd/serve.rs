@@ -134,10 +134,12 @@ fn beside(queue: u32) -> u64 {
     const SERVER: u64 = 5 << 20;
     /// What holds answers to a schema, made when the first one asks for it.
     const CONSTRAINTS: u64 = 22 << 20;
+    /// Ids of prompts that were tokenised before.
+    const IDS: u64 = 4 << 20;
     /// A connection with its request and what is kept of its answer.
     const CONNECTION: u64 = 40 << 10;
     // One runs, the others wait.
-    SERVER + CONSTRAINTS + CONNECTION * (u64::from(queue) + 1)
+    SERVER + CONSTRAINTS + IDS + CONNECTION * (u64::from(queue) + 1)
 }
 
 fn config(a: &ServeArgs) -> anyhow::Result<Config> {
