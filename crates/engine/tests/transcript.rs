@@ -264,10 +264,10 @@ fn nearly_all_of_what_an_agent_says_again_is_not_read_again() {
     holds(default_model(), ask, 4, 0.97);
 }
 
-/// Prompts that go layer by layer keep states as each layer passes the places where messages begin.
+/// Prompts that go layer by layer keep states as each layer passes the places where messages begin, a predictor's, too.
 #[test]
 fn segments_keep_their_anchors_too() {
-    let ask = Ask { parallel: 2, segment: Some(512), context: Context::Exactly(2048), ..Ask::default() };
+    let ask = Ask { parallel: 2, segment: Some(512), draft: 1, context: Context::Exactly(2048), ..Ask::default() };
     let open = |k: Keeping| Rig::new(default_model(), ask.clone(), k);
     let exact = open(keeping(4 << 30, true)).all(2);
     same_without(&mut open(keeping(0, false)), &exact, 2);

@@ -232,6 +232,14 @@ impl State {
         Ok(())
     }
 
+    /// Layers that keep something, from `first` on.
+    pub fn layers_from(&self, first: u32) -> Vec<u32> {
+        let states = self.layers.states().map(|(l, _)| l);
+        let mut all: Vec<u32> = states.chain(self.layers.histories().map(|(l, _)| l)).filter(|&l| l >= first).collect();
+        all.sort_unstable();
+        all
+    }
+
     /// Ends a snapshot; `None` where not all layers were taken.
     pub fn end_snapshot(&self, t: Taking) -> Option<Snapshot> {
         let all = t.0.states.len() == self.layers.states().count() && t.0.rings.len() == self.rings().count();

@@ -385,8 +385,7 @@ impl Batch {
             }
         }
         if over {
-            let kept = self.exec.kept(&mut g);
-            let logits = self.exec.finish(g, wanted)?;
+            let (logits, kept) = self.exec.finish_keeping(g, wanted)?;
             if let Some(s) = self.sessions.get(&id) {
                 self.reuse.taken(&mut self.exec, s, kept);
             }

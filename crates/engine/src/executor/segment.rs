@@ -225,11 +225,6 @@ impl Executor {
         Ok(())
     }
 
-    /// Takes the snapshots of a segment that went through all layers. They mean something once it is finished.
-    pub fn kept(&self, g: &mut Segment) -> Vec<Snapshot> {
-        g.taking.drain(..).rev().filter_map(|(_, t)| self.state.end_snapshot(t)).collect()
-    }
-
     fn embedded(&mut self, append: &Append, ids: &[u32], parts: &[Range<u32>]) -> Result<Carry> {
         let (dev, t) = self.through(append);
         let x = t.carry(dev)?;
@@ -297,14 +292,23 @@ impl Executor {
     /// # Errors
     /// [`Error::Unfinished`] before the last layer, and those of state and device. The segment is rolled back then.
     pub fn finish(&mut self, g: Segment, wanted: Option<Wanted>) -> Result<Vec<f32>> {
+        self.finish_keeping(g, wanted).map(|(logits, _)| logits)
+    }
+
+    /// The same, and what was [kept at marks](Self::keep_at_marks), by position.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    pub fn finish_keeping(&mut self, mut g: Segment, wanted: Option<Wanted>) -> Result<(Vec<f32>, Vec<Snapshot>)> {
         let (done, of) = (g.layer, self.family.spec().n_layers);
-        let ended = if done == of { self.ends(&g, wanted) } else { Err(Error::Unfinished { done, of }) };
+        let ended = if done == of { self.ends(&mut g, wanted) } else { Err(Error::Unfinished { done, of }) };
         match ended {
             Ok(logits) => {
                 let n = g.append.n();
+                let kept = g.taking.drain(..).rev().filter_map(|(_, t)| self.state.end_snapshot(t)).collect();
                 self.close_carry();
                 self.state.commit(g.append, &[n])?;
-                Ok(logits)
+                Ok((logits, kept))
             }
             Err(e) => {
                 self.undo(g.append)?;
@@ -313,10 +317,10 @@ impl Executor {
         }
     }
 
-    fn ends(&mut self, g: &Segment, wanted: Option<Wanted>) -> Result<Vec<f32>> {
+    fn ends(&mut self, g: &mut Segment, wanted: Option<Wanted>) -> Result<Vec<f32>> {
         self.dev.step_begins(RowClass::Many);
         let mut all = Vec::new();
-        for part in &g.parts {
+        for part in &g.parts.clone() {
             let n = part.len() as u32;
             let pick: Vec<i32> = match wanted {
                 Some(Wanted::All) => (0..n as i32).collect(),
@@ -324,9 +328,21 @@ impl Executor {
                 _ => Vec::new(),
             };
             all.extend(self.ends_part(g, part, &pick)?);
+            self.take_beyond(g, part.end)?;
         }
         self.dev.step_ends();
         Ok(all)
+    }
+
+    /// Takes what a drafter has behind so many rows, where that is to be kept: its layers lie behind the model's.
+    fn take_beyond(&mut self, g: &mut Segment, rows: u32) -> Result<()> {
+        let layers = self.state.layers_from(self.family.spec().n_layers);
+        for (_, t) in g.taking.iter_mut().filter(|(at, _)| *at == rows) {
+            for &l in &layers {
+                self.state.take_layer(self.dev.as_mut(), &g.append, l, t)?;
+            }
+        }
+        Ok(())
     }
 
     /// Logits of the rows `pick` of a part.
