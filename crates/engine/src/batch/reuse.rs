@@ -66,7 +66,7 @@ impl Reuse {
         }
         let found = self.tree.find(&job.prompt);
         let mut found = self.on_grid(found);
-        if self.from_disk(exec, job, found.resume)? {
+        if self.take_from_disk(exec, job, found.resume)? {
             found = self.tree.find(&job.prompt);
             found = self.on_grid(found);
         }
@@ -86,7 +86,7 @@ impl Reuse {
     }
 
     /// Takes up what the disk has of a prompt beyond its first `have` positions; whether something was.
-    fn from_disk(&mut self, exec: &mut Executor, job: &Job, have: u32) -> Result<bool> {
+    fn take_from_disk(&mut self, exec: &mut Executor, job: &Job, have: u32) -> Result<bool> {
         let Some(disk) = &mut self.disk else { return Ok(false) };
         // Where memory has most of it others have hardly written more.
         if have < job.prompt.len() as u32 / 2 {

@@ -120,7 +120,7 @@ impl Shelf {
         }
         let ends = self.ends_within(Kind::Page, whole * PAGE + 1, ids.len().min(whole * PAGE + PAGE));
         let named = |&at: &usize| Name { kind: Kind::Page, key: chain.at(at), at: at as u32 };
-        let tail = ends.iter().rev().map(|at| named(at)).find(|n| self.has(n));
+        let tail = ends.iter().rev().map(named).find(|n| self.has(n));
         let mut all = pages(whole);
         let resume = tail.map_or(whole * PAGE, |n| n.at as usize).min(most);
         all.extend(tail.map(|n| (whole, n)));

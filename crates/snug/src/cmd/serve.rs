@@ -42,12 +42,13 @@ pub fn run(a: &ServeArgs, verbose: bool) -> anyhow::Result<Ended> {
 }
 
 async fn serve(a: &ServeArgs, config: Config, opened: Opened, source: Source) -> anyhow::Result<Ended> {
+    let share = share(a)?;
     let (mut interrupted, mut terminated) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
     let loading = Loading::default();
     let server = Server::bind(config, loading.clone()).await.map_err(listen_fault)?;
     note(format_args!("listening on http://{}", server.address()));
     let (loaded, outcome) = oneshot::channel();
-    let (name, dialect, queue, share) = (a.name.clone(), a.dialect.clone(), a.queue, share(a)?);
+    let (name, dialect, queue) = (a.name.clone(), a.dialect.clone(), a.queue);
     std::thread::Builder::new()
         .name("load".into())
         .spawn(move || {
