@@ -45,7 +45,7 @@ pub fn engine_backend(
     if let Some(said) = opened.settle(&mut how) {
         tracing::debug!("device: {said}");
     }
-    let of = share.disk.is_some().then(|| disk::of_checkpoint(&opened.ck)).unwrap_or_default();
+    let of = share.disk.as_ref().map(|_| disk::of_checkpoint(&opened.ck)).unwrap_or_default();
     let model = Model::load(opened, &how, &mut |p| loading.progress(p.done, p.total))?;
     let Model { exec, tokenizer, template, sampling, name: own } = model;
     let tokenizer = tokenizer.ok_or_else(|| engine::Error::NoTokenizer(own.clone()))?;
