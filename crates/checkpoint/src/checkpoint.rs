@@ -13,7 +13,7 @@ use crate::{ByteRange, Error, FileId, Meta, Result, Source, TensorInfo, locate};
 #[derive(Debug)]
 pub struct Checkpoint {
     meta: Meta,
-    files: Vec<Arc<Stored>>,
+    files: Files,
     tensors: Vec<TensorInfo>,
     index: HashMap<Arc<str>, usize>,
     scheme: Scheme,
@@ -36,7 +36,7 @@ impl Checkpoint {
     pub(crate) fn gguf(files: Vec<Stored>, meta: Meta, tensors: Vec<TensorInfo>) -> Self {
         let index = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
         let scheme = Scheme::of(meta.config());
-        let files = files.into_iter().map(Arc::new).collect();
+        let files = Files { all: files.into_iter().map(Arc::new).collect(), name: meta.file().into() };
         Self { meta, files, tensors, index, scheme, vision: Vec::new() }
     }
 
@@ -78,12 +78,12 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::Shrunk`] when the file has become shorter or the range is not one of this checkpoint, [`Error::Io`].
     pub fn read_at(&self, r: ByteRange, dst: &mut [u8]) -> Result<()> {
-        let file = self.file(r)?;
-        if r.len != dst.len() as u64 {
-            let name = file.name.clone();
-            return Err(Error::Shrunk { file: name, off: r.off, want: r.len, have: dst.len() as u64 });
-        }
-        file.read_at(r.off, dst)
+        self.files.read_at(r, dst)
+    }
+
+    /// Its files, for reading weights when this checkpoint is gone.
+    pub fn stored(&self) -> Files {
+        self.files.clone()
     }
 
     /// The file of a range, for reading it when this checkpoint is gone.
@@ -91,8 +91,8 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::Shrunk`] when the range is not one of this checkpoint.
     pub fn reader(&self, r: ByteRange) -> Result<Reader> {
-        let file = self.files.get(r.file.0 as usize).cloned();
-        file.map(Reader).ok_or_else(|| self.foreign(r))
+        let file = self.files.all.get(r.file.0 as usize).cloned();
+        file.map(Reader).ok_or_else(|| self.files.foreign(r))
     }
 
     /// Checks that a tensor can be decoded, so that a format without a decoder is refused by name before anything is read.
@@ -127,38 +127,65 @@ impl Checkpoint {
     }
 
     pub(crate) fn named(&self, t: &TensorInfo) -> impl Fn(Error) -> Error {
-        let file = self.files.get(t.at.file.0 as usize).map_or_else(|| self.meta.file().into(), |f| f.name.clone());
+        let file = self.files.all.get(t.at.file.0 as usize).map_or_else(|| self.meta.file().into(), |f| f.name.clone());
         let tensor = t.name.to_string();
         move |e| Error::Tensor { file: file.clone(), tensor: tensor.clone(), why: e.to_string() }
     }
 
     /// The bytes of a range where they lie, if the checkpoint is linked into the program.
     pub fn embedded(&self, r: ByteRange) -> Option<&'static [u8]> {
-        let Bytes::Static(b) = self.file(r).ok()?.bytes()? else { return None };
-        b.get(usize::try_from(r.off).ok()?..)?.get(..usize::try_from(r.len).ok()?)
+        self.files.embedded(r)
     }
 
     /// The path of a file, for readers that open it in their own way; `None` for bytes in memory.
     pub fn path(&self, file: FileId) -> Option<&Path> {
-        self.files.get(file.0 as usize)?.path()
+        self.files.all.get(file.0 as usize)?.path()
     }
 
     /// Number of files; their ids count from 0.
     pub fn files(&self) -> u32 {
-        self.files.len() as u32
+        self.files.all.len() as u32
     }
 
     /// Which files these were when they were opened. For bytes in memory a checksum is computed.
     pub fn identity(&self) -> FileIds {
-        FileIds(self.files.iter().map(|f| f.stamp()).collect())
+        FileIds(self.files.all.iter().map(|f| f.stamp()).collect())
+    }
+}
+
+/// The open files of a checkpoint. Cheap to clone; several threads may read them at once.
+#[derive(Clone, Debug)]
+pub struct Files {
+    all: Vec<Arc<Stored>>,
+    name: Arc<str>,
+}
+
+impl Files {
+    /// Reads a range into `dst`, which has its length.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::read_at`].
+    pub fn read_at(&self, r: ByteRange, dst: &mut [u8]) -> Result<()> {
+        let file = self.file(r)?;
+        if r.len != dst.len() as u64 {
+            let name = file.name.clone();
+            return Err(Error::Shrunk { file: name, off: r.off, want: r.len, have: dst.len() as u64 });
+        }
+        file.read_at(r.off, dst)
+    }
+
+    /// The bytes of a range where they lie, if they are linked into the program.
+    pub fn embedded(&self, r: ByteRange) -> Option<&'static [u8]> {
+        let Bytes::Static(b) = self.file(r).ok()?.bytes()? else { return None };
+        b.get(usize::try_from(r.off).ok()?..)?.get(..usize::try_from(r.len).ok()?)
     }
 
     fn file(&self, r: ByteRange) -> Result<&Stored> {
-        self.files.get(r.file.0 as usize).map(Arc::as_ref).ok_or_else(|| self.foreign(r))
+        self.all.get(r.file.0 as usize).map(Arc::as_ref).ok_or_else(|| self.foreign(r))
     }
 
     fn foreign(&self, r: ByteRange) -> Error {
-        Error::Shrunk { file: self.meta.file().into(), off: r.off, want: r.len, have: 0 }
+        Error::Shrunk { file: self.name.clone(), off: r.off, want: r.len, have: 0 }
     }
 }
 

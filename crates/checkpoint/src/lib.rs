@@ -29,7 +29,7 @@ mod source;
 mod tensor;
 
 pub use block::{Block, Unwritable};
-pub use checkpoint::{Checkpoint, Reader};
+pub use checkpoint::{Checkpoint, Files, Reader};
 pub use dtype::{DType, Opaque};
 pub use error::{Error, FileName, Result};
 pub use format::{Format, Global, PLANES, Plane};

@@ -1,9 +1,12 @@
 //! Tokens one after the other: the loop under every answer.
 
+use crate::batch::Drafts;
+use crate::draft::{Made, round};
 use crate::error::{Error, Result};
 use crate::executor::{Executor, Wanted};
 use crate::generate::Finish;
 use crate::sampler::{Choice, Sampler, Sampling};
+use crate::schedule::Depth;
 use memory::Tier;
 use state::SeqId;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,8 +44,10 @@ pub(crate) struct Decoded {
     pub prefill: Duration,
     /// Time from the first token to the last.
     pub decode: Duration,
-    /// Passes between them.
-    pub steps: u32,
+    /// Tokens behind the first, with one that ended the answer and is none of it.
+    pub behind: u32,
+    /// What drafting ahead did.
+    pub drafts: Drafts,
 }
 
 /// Whether a prompt can be appended to a sequence and leaves room for a token.
@@ -79,89 +84,146 @@ pub(crate) fn decode(
     on: &mut dyn FnMut(Step) -> bool,
 ) -> Result<Decoded> {
     check(exec, seq, job.prompt, &job.sampling)?;
-    Loop { exec, seq, job, cancel, on }.run()
+    let begun = Instant::now();
+    let (total, mut read) = (job.prompt.len(), 0);
+    let mut on_chunk = |n: usize| {
+        read += n;
+        on(Step::Prefill { done: read, total });
+    };
+    let logits = exec.prefill(seq, job.prompt, Wanted::Last, cancel, &mut on_chunk);
+    let mut done = Decoded {
+        ids: Vec::new(),
+        finish: Finish::Cancelled,
+        prefill: begun.elapsed(),
+        decode: Duration::ZERO,
+        behind: 0,
+        drafts: Drafts::default(),
+    };
+    let logits = match logits {
+        Err(Error::Cancelled) => return Ok(done),
+        other => other?,
+    };
+    let seen: Vec<u32> = job.history.iter().chain(job.prompt).copied().collect();
+    let sampler = Sampler::new(job.sampling.clone(), &seen, exec.family().spec().vocab);
+    let (context, decoding) = (exec.plan().context, Instant::now());
+    let made = Taking { job, cancel, on, sampler, context, done: &mut done };
+    done.finish = Loop { exec, seq, depth: Depth::default(), made }.run(logits)?;
+    done.decode = decoding.elapsed();
+    Ok(done)
 }
 
-/// What the next token is chosen from.
-enum Next {
-    Logits(Vec<f32>),
-    Likeliest(Vec<(u32, f32)>),
+/// What becomes of rows of logits, one after the other.
+struct Taking<'a, 'b> {
+    job: Decoding<'a>,
+    cancel: &'a AtomicBool,
+    on: &'a mut (dyn FnMut(Step) -> bool + 'b),
+    sampler: Sampler,
+    context: u32,
+    done: &'a mut Decoded,
+}
+
+impl Taking<'_, '_> {
+    /// The newest token.
+    fn last(&self) -> Result<u32> {
+        self.done.ids.last().copied().ok_or(Error::BadLogits)
+    }
+    /// The token at `position` was chosen: it is told and counted. Why the answer ends, if it does.
+    fn take(&mut self, choice: Choice, position: u32) -> Option<Finish> {
+        if (self.job.is_end)(choice.id) {
+            return Some(Finish::Stop);
+        }
+        self.done.ids.push(choice.id);
+        if !(self.on)(Step::Token(&choice)) {
+            return Some(Finish::Stop);
+        }
+        if self.job.max_tokens.is_some_and(|m| self.done.ids.len() as u32 >= m) {
+            return Some(Finish::Length);
+        }
+        if position >= self.context {
+            return Some(Finish::ContextFull);
+        }
+        self.cancel.load(Ordering::Relaxed).then_some(Finish::Cancelled)
+    }
+    fn choose(&mut self, logits: &mut [f32], position: u32) -> Result<Option<Finish>> {
+        let choice = self.sampler.sample(logits, position)?;
+        Ok(self.take(choice, position))
+    }
 }
 
 struct Loop<'a, 'b> {
     exec: &'a mut Executor,
     seq: SeqId,
-    job: Decoding<'a>,
-    cancel: &'a AtomicBool,
-    on: &'a mut (dyn FnMut(Step) -> bool + 'b),
+    /// How far ahead to draft, where the plan has a predictor.
+    depth: Depth,
+    made: Taking<'a, 'b>,
 }
 
 impl Loop<'_, '_> {
-    fn run(mut self) -> Result<Decoded> {
-        let begun = Instant::now();
-        let (total, mut read) = (self.job.prompt.len(), 0);
-        let on = &mut self.on;
-        let mut on_chunk = |n: usize| {
-            read += n;
-            on(Step::Prefill { done: read, total });
-        };
-        let logits = self.exec.prefill(self.seq, self.job.prompt, Wanted::Last, self.cancel, &mut on_chunk);
-        let mut done = Decoded {
-            ids: Vec::new(),
-            finish: Finish::Cancelled,
-            prefill: begun.elapsed(),
-            decode: Duration::ZERO,
-            steps: 0,
-        };
-        let logits = match logits {
-            Err(Error::Cancelled) => return Ok(done),
-            other => other?,
-        };
-        let decoding = Instant::now();
-        done.finish = self.make(logits, &mut done)?;
-        done.decode = decoding.elapsed();
-        Ok(done)
-    }
-
-    fn make(&mut self, logits: Vec<f32>, done: &mut Decoded) -> Result<Finish> {
-        let read: Vec<u32> = self.job.history.iter().chain(self.job.prompt).copied().collect();
-        let mut sampler = Sampler::new(self.job.sampling.clone(), &read, self.exec.family().spec().vocab);
-        let needs = sampler.needs().filter(|_| self.exec.plan().tier != Tier::Host);
-        let mut next = Next::Logits(logits);
+    fn run(mut self, mut logits: Vec<f32>) -> Result<Finish> {
+        let needs = self.made.sampler.needs().filter(|_| self.exec.plan().tier != Tier::Host);
+        let position = self.exec.len(self.seq)?;
+        let mut over = self.made.choose(&mut logits, position)?;
         loop {
-            let position = self.exec.len(self.seq)?;
-            let choice = match next {
-                Next::Logits(mut all) => sampler.sample(&mut all, position)?,
-                Next::Likeliest(best) => sampler.sample_likeliest(best, position)?,
+            if let Some(finish) = over {
+                return Ok(finish);
+            }
+            let last = self.made.last()?;
+            let drafts = self.drafts()?;
+            let begun = Instant::now();
+            over = match drafts {
+                0 => {
+                    let over = self.one(last, needs)?;
+                    self.depth.plain(begun.elapsed());
+                    over
+                }
+                n => {
+                    let (over, round) = self.round(last, n)?;
+                    self.depth.round(round.drafted, round.made, begun.elapsed());
+                    over
+                }
             };
-            if (self.job.is_end)(choice.id) {
-                return Ok(Finish::Stop);
-            }
-            done.ids.push(choice.id);
-            if !(self.on)(Step::Token(&choice)) {
-                return Ok(Finish::Stop);
-            }
-            if self.job.max_tokens.is_some_and(|m| done.ids.len() as u32 >= m) {
-                return Ok(Finish::Length);
-            }
-            if position >= self.exec.plan().context {
-                return Ok(Finish::ContextFull);
-            }
-            if self.cancel.load(Ordering::Relaxed) {
-                return Ok(Finish::Cancelled);
-            }
-            done.steps += 1;
-            next = self.step(choice.id, needs)?;
         }
     }
 
-    /// Appends a token and makes what follows it: logits, or of a device with memory of its own only the likeliest `needs`
-    /// of them.
-    fn step(&mut self, id: u32, needs: Option<u32>) -> Result<Next> {
+    /// Tokens to draft ahead now: no more than there is room for, and no more than are wanted.
+    fn drafts(&mut self) -> Result<u32> {
+        let room = self.made.context.saturating_sub(self.exec.len(self.seq)?).saturating_sub(1);
+        let made = self.made.done.ids.len() as u32;
+        let wanted = self.made.job.max_tokens.map_or(u32::MAX, |m| m.saturating_sub(made).saturating_sub(1));
+        let n = self.depth.next(self.exec.plan().draft.min(room).min(wanted));
+        if n == 0 || self.exec.may_draft() {
+            return Ok(n);
+        }
+        self.depth.left(self.exec.leased().map_or(Duration::ZERO, |l| l.last));
+        Ok(0)
+    }
+
+    /// Appends a token and chooses the next; of a device with memory of its own from the likeliest `needs` ids alone.
+    fn one(&mut self, id: u32, needs: Option<u32>) -> Result<Option<Finish>> {
         let row = [(self.seq, id)];
-        Ok(match needs {
-            Some(k) => Next::Likeliest(self.exec.decode_likeliest(&row, k)?.pop().unwrap_or_default()),
-            None => Next::Logits(self.exec.decode(&row)?),
-        })
+        self.made.done.behind += 1;
+        let Some(k) = needs else {
+            let mut logits = self.exec.decode(&row)?;
+            return self.made.choose(&mut logits, self.exec.len(self.seq)?);
+        };
+        let best = self.exec.decode_likeliest(&row, k)?.pop().unwrap_or_default();
+        let position = self.exec.len(self.seq)?;
+        let choice = self.made.sampler.sample_likeliest(best, position)?;
+        Ok(self.made.take(choice, position))
+    }
+
+    /// A round of speculation: its tokens are those that one step after the other makes.
+    fn round(&mut self, last: u32, n: u32) -> Result<(Option<Finish>, Made)> {
+        let (mut guess, mut over) = (self.made.sampler.guesser(), None);
+        let draft = |logits: &mut [f32], at| guess.sample(logits, at).ok().map(|c| c.id);
+        let choose = |logits: &mut [f32], at| {
+            over = self.made.choose(logits, at)?;
+            if over.is_some() { Ok(None) } else { self.made.last().map(Some) }
+        };
+        let round = round(self.exec, self.seq, (last, n), draft, choose)?;
+        self.made.done.behind += round.made;
+        self.made.done.drafts.drafted += round.drafted;
+        self.made.done.drafts.right += round.made - 1;
+        Ok((over, round))
     }
 }

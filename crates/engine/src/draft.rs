@@ -1,8 +1,8 @@
-//! Drafting behind a sequence, and greedy speculation on it: a predictor proposes, one pass of the model verifies.
+//! Drafting behind a sequence, and speculation on it: a predictor proposes, one pass of the model verifies.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::executor::Executor;
-use crate::sampler::argmax;
+use crate::sampler::Sampler;
 use device::{Act, Device, Region, Rows, View};
 use model::{Carry, Cx, Drafter};
 use state::{SeqId, State};
@@ -50,7 +50,7 @@ impl Behind<'_> {
         (w, st): (&Resident, &State),
         first: u32,
         experts: &mut dyn ExpertSource,
-        choose: &mut dyn FnMut(&[f32]) -> Option<u32>,
+        choose: &mut dyn FnMut(&mut [f32]) -> Option<u32>,
     ) -> Result<Vec<u32>> {
         dev.scope(Region::Step, |dev| {
             let mut states = [self.take(dev, self.hidden)?, self.take(dev, self.hidden)?];
@@ -66,11 +66,11 @@ impl Behind<'_> {
                     self.drafter.logits(cx, &r, states[1], logits)
                 })?;
                 states.swap(0, 1);
-                let read = match dev.read_f32(logits) {
+                let mut read = match dev.read_f32(logits) {
                     Err(device::Error::Dry) => break,
                     other => other?,
                 };
-                let Some(id) = choose(&read) else { break };
+                let Some(id) = choose(&mut read) else { break };
                 ids.push(id);
                 last = id;
             }
@@ -83,37 +83,79 @@ impl Behind<'_> {
 }
 
 /// What a round of speculation came to.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Made {
+    /// Tokens that were drafted.
+    pub drafted: u32,
+    /// Tokens that were chosen, at least one; the sequence has as many positions more.
+    pub made: u32,
+}
+
+/// One round: up to `n` tokens are drafted behind `first`, the newest token, which the sequence does not have yet, and one
+/// pass of class Few verifies them. `guess` drafts from logits the token at a position; `choose` chooses it from the
+/// model's own, and says `None` where the answer ends. A draft counts where the chosen token is the same, so the tokens are
+/// those of plain decoding, whatever `guess` does.
+///
+/// # Errors
+/// Those of [`Executor::draft`], [`Executor::verify`] and `choose`.
+pub(crate) fn round(
+    exec: &mut Executor,
+    seq: SeqId,
+    (first, n): (u32, u32),
+    mut guess: impl FnMut(&mut [f32], u32) -> Option<u32>,
+    mut choose: impl FnMut(&mut [f32], u32) -> Result<Option<u32>>,
+) -> Result<Made> {
+    let next = exec.len(seq)? + 1;
+    let mut at = next;
+    let drafts = exec.draft(seq, first, n, &mut |logits| {
+        at += 1;
+        guess(logits, at - 1)
+    })?;
+    let rows: Vec<u32> = std::iter::once(first).chain(drafts.iter().copied()).collect();
+    let vocab = exec.family().spec().vocab as usize;
+    let (mut made, mut failed) = (0, None);
+    exec.verify(seq, &rows, |logits| {
+        for (row, position) in logits.chunks_exact_mut(vocab).zip(next..) {
+            let draft = drafts.get(made as usize);
+            made += 1;
+            match choose(row, position) {
+                Ok(Some(id)) if draft == Some(&id) => {}
+                Ok(_) => break,
+                Err(e) => {
+                    failed = Some(e);
+                    break;
+                }
+            }
+        }
+        made
+    })?;
+    failed.map_or(Ok(Made { drafted: drafts.len() as u32, made }), Err)
+}
+
+/// A round of [`speculate`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Round {
-    /// Tokens that follow the one it began with, exactly those of greedy decoding; at least one.
+    /// Tokens that follow the one it began with, exactly those of plain decoding; at least one.
     pub ids: Vec<u32>,
     /// Tokens that were drafted; all but the last of `ids` are among them.
     pub drafted: usize,
 }
 
-/// One round of greedy speculation: up to `n` tokens are drafted behind `last`, the newest token, which the sequence
-/// does not have yet, and one pass of class Few verifies them. The sequence then has all tokens but the newest.
+/// One round of speculation with what a sampler would draw: up to `n` tokens are drafted behind `last`, the newest token,
+/// which the sequence does not have yet, and one pass of class Few verifies them. The sequence then has all tokens but the
+/// newest.
 ///
 /// # Errors
-/// Those of [`Executor::draft`] and [`Executor::verify`]; nothing is appended then.
-pub fn speculate(exec: &mut Executor, seq: SeqId, last: u32, n: u32) -> Result<Round> {
+/// Those of [`Executor::draft`], [`Executor::verify`] and the sampler.
+pub fn speculate(exec: &mut Executor, seq: SeqId, last: u32, n: u32, sampler: &mut Sampler) -> Result<Round> {
     let room = exec.plan().context.saturating_sub(exec.len(seq)?).saturating_sub(1);
-    let drafts = exec.draft(seq, last, n.min(room), &mut |logits| argmax(logits))?;
-    let rows: Vec<u32> = std::iter::once(last).chain(drafts.iter().copied()).collect();
-    let vocab = exec.family().spec().vocab as usize;
-    let mut ids = Vec::new();
-    exec.verify(seq, &rows, |logits| {
-        for (i, row) in logits.chunks_exact(vocab).enumerate() {
-            let Some(next) = argmax(row) else { break };
-            ids.push(next);
-            if drafts.get(i) != Some(&next) {
-                break;
-            }
-        }
-        ids.len() as u32
-    })?;
-    if ids.is_empty() {
-        return Err(Error::BadLogits);
-    }
-    Ok(Round { ids, drafted: drafts.len() })
+    let (mut ids, mut guess) = (Vec::new(), sampler.guesser());
+    let draft = |logits: &mut [f32], at| guess.sample(logits, at).ok().map(|c| c.id);
+    let choose = |logits: &mut [f32], at| {
+        let id = sampler.sample(logits, at)?.id;
+        ids.push(id);
+        Ok(Some(id))
+    };
+    let made = round(exec, seq, (last, n.min(room)), draft, choose)?;
+    Ok(Round { ids, drafted: made.drafted as usize })
 }

@@ -3,10 +3,11 @@
 //! A pass is embed, then for each layer `mix` and `ffn`, then the head for the rows that are asked for. Decode passes
 //! of models whose experts are resident run inside a device graph, which forbids the host to touch the device in them.
 
+mod ahead;
+mod lease;
 mod segment;
 mod share;
 
-use crate::draft::Behind;
 use crate::error::{Error, Result};
 use crate::machine::Watch;
 use crate::plan::{limits, pick_bytes, side_bytes, step_rows, streams};
@@ -19,9 +20,11 @@ use state::{Recurrent, SeqId, Span, State};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use weights::{
-    Bound, CacheStats, ExpertSource, Listener, Progress, Resident, Role, RowReader, SharedStats, Tap, Tapped, Weights,
+    Bound, CacheStats, ExpertSource, Listener, Progress, Resident, Role, RowReader, SharedStats, Tap, Tapped, WId,
+    Weights,
 };
 
+pub use lease::Leased;
 pub(crate) use segment::Through;
 pub use segment::{OnMark, Passed, Segment};
 
@@ -155,8 +158,11 @@ impl SideRows {
     }
 }
 
-/// Whether a parameter is read when a model is loaded.
-fn loads(plan: &Plan, b: &Bound) -> bool {
+/// Whether a parameter is read when a model is loaded; `keeps` are those that a predictor follows with.
+fn loads(plan: &Plan, keeps: &[WId], b: &Bound) -> bool {
+    if plan.draft > 0 && keeps.contains(&b.id) {
+        return true;
+    }
     let (c, layers) = (b.component, plan.layers.as_ref());
     let comes_later =
         |l: &LayerPlan| matches!(c, Component::Layer(n) if b.role == Role::Matrix && l.layers.contains(&n));
@@ -216,6 +222,8 @@ pub struct Executor {
     pick: View,
     /// Rows of a table that are read from the file for a step's ids.
     side: Option<SideRows>,
+    /// The part of the predictor that is in memory only while tokens are drafted, where the plan leases it.
+    lease: Option<lease::Predictor>,
     /// What pays for the device's arena.
     _workspace: Reservation,
 }
@@ -237,7 +245,12 @@ impl Executor {
         let watch = Watch::begin(ledger.clone());
         let arena = plan.workspace.step + plan.workspace.carry;
         let workspace = ledger.reserve_planned(plan.tier, Class::Workspace, "workspace", arena)?;
-        let loaded = |b: &Bound| loads(&plan, b);
+        let keeps = family.drafter().map(|d| d.keeps()).unwrap_or_default();
+        let loaded = |b: &Bound| loads(&plan, &keeps, b);
+        let lease = (plan.leased_bytes() > 0).then(|| {
+            let comes_and_goes = |b: &&Bound| b.component == Component::Mtp && !loaded(b);
+            lease::Predictor::new(ck, bounds.iter().filter(comes_and_goes).cloned().collect())
+        });
         let begun = Instant::now();
         let weights = Weights::open(ck, bounds, loaded, &ledger, dev.as_mut(), on_progress)?;
         let loading = begun.elapsed();
@@ -267,6 +280,7 @@ impl Executor {
             loading,
             pick,
             side,
+            lease,
             _workspace: workspace,
         };
         exec.stream(ck, bounds, None)?;
@@ -364,7 +378,7 @@ impl Executor {
     /// and what is left is less than the history of a full sequence.
     pub fn open(&mut self) -> Result<SeqId> {
         self.watch.look();
-        Ok(self.state.open()?)
+        self.giving_way(|e| e.state.open())
     }
     /// Lets a sequence go, and the memory of pages that nobody owns then, all but one slab for who comes next.
     ///
@@ -421,11 +435,11 @@ impl Executor {
     }
 
     /// Several rows of one sequence in one pass of class Few; the caller says how many to keep once it has seen the
-    /// logits of all of them.
+    /// logits of all of them, which it may alter: they come back as it leaves them.
     ///
     /// # Errors
     /// Those of state and device; nothing is appended then.
-    pub fn verify(&mut self, seq: SeqId, ids: &[u32], accept: impl FnOnce(&[f32]) -> u32) -> Result<Vec<f32>> {
+    pub fn verify(&mut self, seq: SeqId, ids: &[u32], accept: impl FnOnce(&mut [f32]) -> u32) -> Result<Vec<f32>> {
         self.run(RowClass::Few, &[Span { seq, ids }], Wanted::All, |logits| vec![accept(logits)])
             .map(Option::unwrap_or_default)
     }
@@ -467,97 +481,13 @@ impl Executor {
         Ok(logits)
     }
 
-    /// Up to `n` tokens that the predictor expects behind `first`, which itself is behind what the sequence has.
-    /// `choose` picks one from each draft's logits, or ends the drafting. Nothing is appended.
-    ///
-    /// # Errors
-    /// [`Error::NoDrafter`] where the plan has none; those of state and device.
-    pub fn draft(
-        &mut self,
-        seq: SeqId,
-        first: u32,
-        n: u32,
-        choose: &mut dyn FnMut(&[f32]) -> Option<u32>,
-    ) -> Result<Vec<u32>> {
-        let Some(drafter) = self.family.drafter().filter(|_| self.plan.draft > 0) else { return Err(Error::NoDrafter) };
-        let n = n.min(self.plan.draft).min(self.plan.context.saturating_sub(self.state.len(seq)?));
-        if n == 0 {
-            return Ok(Vec::new());
-        }
-        self.dev.step_begins(RowClass::Few);
-        let ids = vec![first; n as usize];
-        let append = self.state.reserve(self.dev.as_mut(), RowClass::Few, &[Span { seq, ids: &ids }])?;
-        let rows = self.state.rows(&append, 0..n)?;
-        let (resident, own) = self.weights.split();
-        let experts = source(&mut self.arrivals, own);
-        let spec = self.family.spec();
-        let behind = Behind { drafter, hidden: spec.hidden, vocab: spec.vocab, rows, id: self.pick.rows(0, 1) };
-        let done = behind.draft(self.dev.as_mut(), (resident, &self.state), first, experts, choose);
-        self.dev.step_ends();
-        self.state.rollback(append)?;
-        done
-    }
-
-    /// Appends a prompt and gives, beside the logits of every row, those of the predictor: its row t has the token at t
-    /// and the model's hidden state before it, and is about the token at t + 1. Row 0 has no such state and means nothing.
-    ///
-    /// The plan must have been asked for the logits of every row.
-    ///
-    /// # Errors
-    /// [`Error::NoDrafter`] where the plan has none; those of state and device.
-    pub fn foretell(&mut self, seq: SeqId, ids: &[u32]) -> Result<(Vec<f32>, Vec<f32>)> {
-        let Some(drafter) = self.family.drafter().filter(|_| self.plan.draft > 0) else { return Err(Error::NoDrafter) };
-        let (mut all, mut ahead) = (Vec::new(), Vec::new());
-        for part in ids.chunks(self.plan.chunk as usize) {
-            let (n, vocab) = (part.len() as u32, self.family.spec().vocab);
-            let bytes = n as u64 * vocab as u64 * 4;
-            let paid = self.ledger.reserve(self.plan.tier, Class::Workspace, "predictions", bytes)?;
-            let out = View::dense(self.dev.alloc(paid)?, Act::F32, n, vocab);
-            self.dev.step_begins(RowClass::Many);
-            let spans = [Span { seq, ids: part }];
-            let append = self.state.reserve(self.dev.as_mut(), RowClass::Many, &spans)?;
-            let rows = self.state.rows(&append, 0..n)?;
-            let side = self.side.as_mut().map(|s| s.fill(self.dev.as_mut(), &spans)).transpose()?;
-            self.dev.write_i32(self.pick.rows(0, n), &(0..n as i32).collect::<Vec<_>>())?;
-            let (resident, own) = self.weights.split();
-            let p = Pass {
-                family: self.family.as_ref(),
-                resident,
-                state: &self.state,
-                rows: &rows,
-                pick: Some(self.pick.rows(0, n)),
-                side,
-                graph: None,
-                likeliest: None,
-                drafter: Some(drafter),
-                foretold: Some(out),
-            };
-            let done = pass(self.dev.as_mut(), p, own);
-            self.dev.step_ends();
-            let read = done.and_then(|logits| Ok((logits, self.dev.read_f32(out)?)));
-            self.dev.free(out.buf)?;
-            match read {
-                Ok((logits, drafts)) => {
-                    self.state.commit(append, &[n])?;
-                    all.extend(logits.unwrap_or_default());
-                    ahead.extend(drafts);
-                }
-                Err(e) => {
-                    self.state.rollback(append)?;
-                    return Err(e);
-                }
-            }
-        }
-        Ok((all, ahead))
-    }
-
     fn step(&mut self, class: RowClass, spans: &[Span], wanted: Wanted, accepted: &[u32]) -> Result<Option<Vec<f32>>> {
         self.run(class, spans, wanted, |_| accepted.to_vec())
     }
 
     fn step_silently(&mut self, spans: &[Span], accepted: &[u32]) -> Result<Option<Vec<f32>>> {
         self.dev.step_begins(RowClass::Many);
-        let append = self.state.reserve(self.dev.as_mut(), RowClass::Many, spans)?;
+        let append = self.giving_way(|e| e.state.reserve(e.dev.as_mut(), RowClass::Many, spans))?;
         let rows = self.state.rows(&append, 0..append.n())?;
         let side = self.read_side(spans)?;
         self.carry_out(append, rows, None, side, |_| accepted.to_vec())
@@ -568,10 +498,10 @@ impl Executor {
         class: RowClass,
         spans: &[Span],
         wanted: Wanted,
-        accept: impl FnOnce(&[f32]) -> Vec<u32>,
+        accept: impl FnOnce(&mut [f32]) -> Vec<u32>,
     ) -> Result<Option<Vec<f32>>> {
         self.dev.step_begins(class);
-        let append = self.state.reserve(self.dev.as_mut(), class, spans)?;
+        let append = self.giving_way(|e| e.state.reserve(e.dev.as_mut(), class, spans))?;
         let rows = self.state.rows(&append, 0..append.n())?;
         let pick = match wanted {
             Wanted::Last => self.state.last_rows(&append)?,
@@ -598,7 +528,7 @@ impl Executor {
         rows: Rows,
         pick: Option<View>,
         side: Option<View>,
-        accept: impl FnOnce(&[f32]) -> Vec<u32>,
+        accept: impl FnOnce(&mut [f32]) -> Vec<u32>,
     ) -> Result<Option<Vec<f32>>> {
         let (resident, own) = self.weights.split();
         let recorded = self.graphs && rows.class == RowClass::Few && self.arrivals.is_none() && self.tap.is_none();
@@ -614,8 +544,8 @@ impl Executor {
         let done = tapped(&mut self.tap, experts, |experts| pass(dev, p, experts));
         self.dev.step_ends();
         match done {
-            Ok(logits) => {
-                let accepted = accept(logits.as_deref().unwrap_or_default());
+            Ok(mut logits) => {
+                let accepted = accept(logits.as_deref_mut().unwrap_or_default());
                 self.state.commit(append, &accepted)?;
                 Ok(logits)
             }

@@ -1,5 +1,6 @@
 //! One answer: prompt ids in, text out, token by token.
 
+use crate::batch::Drafts;
 use crate::decode::{Decoding, Step, check, decode};
 use crate::error::{Error, Result};
 use crate::executor::Executor;
@@ -84,8 +85,10 @@ pub struct Answer {
     pub prefill: Duration,
     /// Time from the first token to the last.
     pub decode: Duration,
-    /// Passes that made it up.
-    pub decode_steps: u32,
+    /// Tokens behind the first, with one that ended the answer and is none of it.
+    pub behind: u32,
+    /// What drafting ahead did.
+    pub drafts: Drafts,
 }
 
 impl Answer {
@@ -93,9 +96,9 @@ impl Answer {
     pub fn prefill_tps(&self) -> f64 {
         rate(self.prompt_tokens as f64, self.prefill)
     }
-    /// Decode passes a second; 0 before the second token.
+    /// Tokens behind the first a second; 0 before the second.
     pub fn decode_tps(&self) -> f64 {
-        rate(self.decode_steps as f64, self.decode)
+        rate(self.behind as f64, self.decode)
     }
 }
 
@@ -152,7 +155,8 @@ pub fn generate(
         prompt_tokens: req.prompt.len(),
         prefill: made.prefill,
         decode: made.decode,
-        decode_steps: made.steps,
+        behind: made.behind,
+        drafts: made.drafts,
     })
 }
 

@@ -24,7 +24,7 @@ pub mod stream;
 
 pub use conversation::{Conversation, Reread, Turn};
 pub use error::{Error, Result};
-pub use executor::{Executor, OnMark, Passed, Segment, Wanted};
+pub use executor::{Executor, Leased, OnMark, Passed, Segment, Wanted};
 pub use generate::{Answer, Event, Finish, Request, generate};
 pub use open::{Model, OpenOptions};
 pub use plan::{Ask, Backend, Context, Refusal, plan};

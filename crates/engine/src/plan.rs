@@ -28,9 +28,17 @@ use std::collections::BTreeMap;
 use weights::{Bound, Role, Weights};
 
 pub use allowance::Allowance;
-pub use ask::{Ask, Context, Parts, Refusal};
+pub use ask::{Ask, Context, Parts, Predictor, Refusal};
 pub use forecast::{Forecast, Streamed, forecast};
 pub use slots::StreamAsk;
+
+/// Positions of history that there is room for beside those of a full sequence, for each other one; and positions of an
+/// answer that are set aside before it begins.
+pub const GUARANTEE: u32 = 8_192;
+
+/// States kept of what was read that there is room for where memory is short: behind the system message, behind the
+/// tools, and behind the last two messages.
+const LEAST_SNAPSHOTS: u64 = 4;
 
 /// Context taken when nobody says otherwise and it fits.
 pub const DEFAULT_CONTEXT: u32 = 65_536;
@@ -85,6 +93,70 @@ pub struct Subject<'a> {
 /// # Errors
 /// [`Refusal`] when it does not fit or cannot be.
 pub fn plan(of: Subject, ask: &Ask) -> Result<Plan> {
+    if ask.draft == 0 || ask.predictor != Predictor::AsItFits || !can_draft(of) {
+        return decided(of, ask);
+    }
+    let without = decided(of, &Ask { draft: 0, ..ask.clone() })?;
+    let takes_no_room = |p: &Plan| p.context == without.context && p.slots.is_none() && p.layers.is_none();
+    for predictor in [Predictor::Resident, Predictor::Leased] {
+        match decided(of, &Ask { predictor, ..ask.clone() }) {
+            Ok(p) if takes_no_room(&p) => return Ok(p),
+            _ => {}
+        }
+    }
+    Ok(without)
+}
+
+/// Whether a model comes with a predictor.
+fn can_draft(of: Subject) -> bool {
+    of.family.drafter().is_some() && of.bounds.iter().any(|b| b.component == Component::Mtp)
+}
+
+fn decided(of: Subject, ask: &Ask) -> Result<Plan> {
+    match chosen(of, ask) {
+        // Without them more is read twice, and that is all.
+        Err(crate::Error::Refused(_)) if ask.snapshots > Some(0) => {
+            decided(of, &Ask { snapshots: Some(0), ..ask.clone() })
+        }
+        other => widened(of, ask, other?),
+    }
+}
+
+/// A plan whose snapshots and pages are as many as memory allows, at most as many as are of use. Where weights are read from
+/// disk all of it is theirs.
+fn widened(of: Subject, ask: &Ask, p: Plan) -> Result<Plan> {
+    if p.slots.is_some() || p.layers.is_some() {
+        return Ok(p);
+    }
+    let one = state::snapshot_bytes(&streams(of.family, &p.kv, p.draft), &limits(&p));
+    let most = ask.snapshots.filter(|_| one > 0).unwrap_or(0);
+    let more = |n: u64| Plan { snapshot_bytes: p.snapshot_bytes.map(|b| b.max((n * one).min(most))), ..p.clone() };
+    let p = widest(most.checked_div(one).unwrap_or(0), more, |p| counted(of, ask, p))?;
+    let (least, most) = (p.pages, limits(&p).most_pages());
+    let more = |n: u64| Plan { pages: least + n as u32, ..p.clone() };
+    widest(u64::from(most.saturating_sub(least)), more, |p| counted(of, ask, p))
+}
+
+/// The plan with the largest number up to `most` that fits; the plan with 0 is known to.
+fn widest(most: u64, with: impl Fn(u64) -> Plan, count: impl Fn(Plan) -> Result<Plan>) -> Result<Plan> {
+    let all = count(with(most))?;
+    if all.fits() {
+        return Ok(all);
+    }
+    let (mut best, mut fits, mut fails) = (None, 0, most);
+    while fails - fits > 1 {
+        let middle = fits + (fails - fits) / 2;
+        let p = count(with(middle))?;
+        if p.fits() {
+            (best, fits) = (Some(p), middle);
+        } else {
+            fails = middle;
+        }
+    }
+    best.map_or_else(|| count(with(0)), Ok)
+}
+
+fn chosen(of: Subject, ask: &Ask) -> Result<Plan> {
     let model = of.family.spec().context;
     match ask.context {
         Context::Exactly(asked) if asked > model => Err(Refusal::ContextBeyondModel { asked, most: model }.into()),
@@ -205,19 +277,17 @@ pub fn usual_kv(family: &dyn Family, bounds: &[Bound]) -> KvSpec {
 
 fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
     let layers = of.family.spec().n_layers as usize;
-    let can_draft = of.family.drafter().is_some() && of.bounds.iter().any(|b| b.component == Component::Mtp);
-    let draft = if can_draft { ask.draft } else { 0 };
-    let mut weights = shares_on(of.bounds, of.on.layout);
-    let predictor = weights.iter_mut().filter(|w| draft > 0 && w.component == Component::Mtp);
-    predictor.for_each(|w| w.residency = Residency::Resident);
+    let draft = if can_draft(of) { ask.draft } else { 0 };
     let p = Plan {
-        weights,
+        weights: with_predictor(of, draft, ask.predictor),
         slots: None,
         layers: None,
         kv: vec![ask.kv.unwrap_or_else(|| usual_kv(of.family, of.bounds)); layers],
         beside: ask.beside.map_or_else(Vec::new, |kv| vec![kv; layers]),
         context,
         parallel: ask.parallel.max(1),
+        pages: pages_for(context)
+            .saturating_add(pages_for(context.min(ask.share)).saturating_mul(ask.parallel.saturating_sub(1))),
         chunk: rows_at_once(of.on, ask).next_multiple_of(64).min(context.next_multiple_of(64)),
         few: ask.few.max(ask.parallel).max(draft.saturating_add(1)),
         order: Order::ChunkOuter,
@@ -227,6 +297,7 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         kv_bytes: 0,
         kv_bytes_per_position: 0,
         state_bytes: 0,
+        snapshot_bytes: None,
         workspace: RegionSizes::default(),
         row_bytes: 0,
         tier: of.on.own.map_or(Tier::Host, |c| c.tier),
@@ -234,17 +305,50 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         guard: ask.guard,
         host: None,
     };
-    let p = counted(of, ask, p)?;
+    let mut p = counted(of, ask, p)?;
+    if let Some(most) = ask.snapshots {
+        let one = state::snapshot_bytes(&streams(of.family, &p.kv, p.draft), &limits(&p));
+        p.snapshot_bytes = Some(one.saturating_mul(LEAST_SNAPSHOTS).min(most));
+        p = counted(of, ask, p)?;
+    }
     if ask.segment.is_some() {
         return streamed(of, ask, by_layers(of, ask, p)?);
     }
     let stays = !of.streams || p.fits() && ask.stream.slots.is_none();
     if stays {
+        // A card reads a slice of a prompt in the time of a few tokens, and wants all of its rows at once.
+        if ask.stops_between_layers && p.parallel > 1 && of.on.own.is_none() {
+            let order = order::layer_outer(p.chunk, p.chunk, p.context);
+            let between = counted(of, ask, Plan { order, ..p.clone() })?;
+            return Ok(if between.fits() { between } else { p });
+        }
         return Ok(p);
     }
     // What is read from disk is read once for a segment, unless there is no room for segments.
     let segments = streamed(of, ask, by_layers(of, ask, p.clone())?)?;
     if segments.fits() { Ok(segments) } else { streamed(of, ask, p) }
+}
+
+/// W, with the predictor as it is kept where tokens are drafted.
+fn with_predictor(of: Subject, draft: u32, kept: Predictor) -> Vec<WeightShare> {
+    let mut weights = shares_on(of.bounds, of.on.layout);
+    if draft == 0 {
+        return weights;
+    }
+    let keeps = of.family.drafter().map(|d| d.keeps()).unwrap_or_default();
+    let each = of.bounds.iter().zip(weights::placed_bytes(of.bounds, of.on.layout));
+    let follows = |b: &Bound| b.component == Component::Mtp && keeps.contains(&b.id);
+    let following: u64 = each.filter(|(b, _)| follows(b)).map(|(_, n)| n).sum();
+    for w in weights.iter_mut().filter(|w| w.component == Component::Mtp) {
+        match kept {
+            Predictor::Leased => w.bytes -= following,
+            _ => w.residency = Residency::Resident,
+        }
+    }
+    if kept == Predictor::Leased {
+        weights.push(WeightShare { component: Component::Mtp, residency: Residency::Resident, bytes: following });
+    }
+    weights
 }
 
 /// The same plan with what does not fit left on disk.
@@ -355,6 +459,7 @@ pub fn limits(p: &Plan) -> Limits {
     Limits {
         context: p.context,
         parallel: p.parallel,
+        pages: p.pages,
         rows: step_rows(p).max(p.ring_rows),
         few: p.few,
         slab_pages: p.slab_pages,

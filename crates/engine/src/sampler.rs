@@ -143,6 +143,11 @@ impl Sampler {
         Sampler { how, seen, generated: HashMap::new(), candidates: Vec::new(), weights: Vec::new() }
     }
 
+    /// A sampler that draws as this one will, reports nothing, and does not change this one.
+    pub fn guesser(&self) -> Self {
+        Sampler { how: Sampling { logprobs: None, ..self.how.clone() }, ..self.clone() }
+    }
+
     /// Chooses the token at `position` from its logits, which are altered, and remembers it.
     ///
     /// # Errors

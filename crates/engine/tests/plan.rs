@@ -1,10 +1,10 @@
 //! What is planned, refused and advised, from tiny checkpoints; no weight is read.
 
 use engine::open::{On, Opened};
-use engine::plan::{Ask, Backend, Context, OnCard, Refusal, history_bytes, max_context, plan};
+use engine::plan::{Ask, Backend, Context, OnCard, Predictor, Refusal, history_bytes, max_context, plan};
 use engine::{Error, Executor, Model, OpenOptions, Wanted};
 use memory::pages::pages_for;
-use memory::{KvFormat, KvSpec, Plan, Tier};
+use memory::{Component, KvFormat, KvSpec, Plan, Residency, Tier};
 use std::sync::atomic::AtomicBool;
 
 fn opened(name: &str) -> (tempfile::TempDir, Opened) {
@@ -161,4 +161,71 @@ fn a_process_that_holds_too_much_admits_nobody_else_and_keeps_its_promise() {
     model.exec.fill(first, 1024, 1).unwrap();
     assert!(model.exec.usage().most_seen > guard && hoard[1 << 20] == 1);
     drop(hoard);
+}
+
+/// Several sequences have one context and what memory gives beside it, not a context each.
+#[test]
+fn sequences_share_the_pages_of_history() {
+    let (_dir, o) = opened("llama-b");
+    let ask = |parallel, guard| Ask { parallel, share: 256, guard, ..exactly(1024) };
+    let all = planned(&o, &ask(3, u64::MAX)).unwrap();
+    assert_eq!(all.pages, 12, "with memory enough all may be full");
+    let page = (all.kv_bytes - planned(&o, &ask(2, u64::MAX)).unwrap().kv_bytes) / 4;
+    for (less, pages) in [(0, 12), (1, 11), (3, 9), (6, 6)] {
+        // The process needs a little less with each page that is not there.
+        let guard = all.total_bytes() - less * page;
+        let p = planned(&o, &ask(3, guard)).unwrap();
+        assert!(p.total_bytes() <= guard && (pages..=pages + 1).contains(&p.pages), "{} of {pages} pages", p.pages);
+        assert_eq!((p.context, p.parallel), (1024, 3));
+    }
+    // A full one and a page for each other one: less is refused.
+    let least = all.total_bytes() - 8 * page;
+    assert!(matches!(planned(&o, &ask(3, least)), Err(Error::Refused(Refusal::TooLarge { .. }))));
+}
+
+/// States that are kept have their bytes in the plan, fewer where memory is short; models that need none have none.
+#[test]
+fn kept_states_are_planned() {
+    let (_dir, o) = opened("qwen3_5-b");
+    let ask = |snapshots, guard| Ask { snapshots: Some(snapshots), guard, ..exactly(1024) };
+    let without = planned(&o, &exactly(1024)).unwrap();
+    let all = planned(&o, &ask(8 << 20, u64::MAX)).unwrap();
+    assert_eq!(without.snapshot_bytes, None);
+    // Whole states.
+    assert!((7 << 20..=8 << 20).contains(&all.snapshots()), "{}", all.snapshots());
+    assert!(all.total_bytes() >= without.total_bytes() + all.snapshots());
+    let short = planned(&o, &ask(8 << 20, all.total_bytes() - (2 << 20))).unwrap();
+    assert!(short.fits() && (5 << 20..=6 << 20).contains(&short.snapshots()), "{}", short.snapshots());
+    let none = planned(&o, &ask(8 << 20, without.total_bytes() + 8192)).unwrap();
+    assert!(none.fits() && none.snapshots() < 1 << 20, "{}", none.snapshots());
+    let (_dir, o) = opened("llama-b");
+    assert_eq!(planned(&o, &ask(8 << 20, u64::MAX)).unwrap().snapshots(), 0);
+}
+
+/// A predictor is resident where that takes nothing from others, else it comes and goes, else it stays away.
+#[test]
+fn a_predictor_is_kept_as_it_fits() {
+    let (_dir, o) = opened("qwen3_5-b");
+    let ask = |predictor, guard| Ask { draft: 2, predictor, guard, ..exactly(1024) };
+    let kept = |p: &Plan| {
+        let of =
+            |r| p.weights.iter().filter(move |w| w.component == Component::Mtp && w.residency == r).map(|w| w.bytes);
+        (p.draft, of(Residency::Resident).sum::<u64>(), of(Residency::Leased).sum::<u64>())
+    };
+    let resident = planned(&o, &ask(Predictor::Resident, u64::MAX)).unwrap();
+    let leased = planned(&o, &ask(Predictor::Leased, u64::MAX)).unwrap();
+    let ((_, all, none), (_, some, rest)) = (kept(&resident), kept(&leased));
+    assert_eq!((none, all), (0, some + rest));
+    assert!(rest > some && leased.leased_bytes() == rest, "most of a predictor is for drafting: {some} and {rest}");
+    let saved = resident.total_bytes() - leased.total_bytes();
+    // Totals are whole pages, and tables of pages are part of them.
+    assert!(saved.abs_diff(rest) <= rest / 64 + 8192, "{saved} for {rest}");
+    let as_it_fits = |guard| kept(&planned(&o, &ask(Predictor::AsItFits, guard)).unwrap());
+    assert_eq!(as_it_fits(resident.total_bytes()), kept(&resident));
+    assert_eq!(as_it_fits(resident.total_bytes() - 4096), kept(&leased));
+    assert_eq!(as_it_fits(leased.total_bytes()), kept(&leased));
+    assert_eq!(as_it_fits(leased.total_bytes() - 4096), (0, 0, all));
+    // Who asks for it has it, whatever is read from disk for that.
+    let asked = planned(&o, &ask(Predictor::Resident, leased.total_bytes())).unwrap();
+    assert!(asked.layers.is_some() && kept(&asked) == kept(&resident));
 }

@@ -78,6 +78,13 @@ pub struct HostShare {
     pub guard: u64,
 }
 
+impl HostShare {
+    /// Bytes that it needs.
+    pub fn needed(&self) -> u64 {
+        self.staging.saturating_add(self.allowance)
+    }
+}
+
 /// How the rows of a prompt go through the layers.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum Order {
@@ -171,6 +178,8 @@ pub struct Plan {
     pub context: u32,
     /// Most sequences at a time.
     pub parallel: u32,
+    /// Pages of history that all sequences share.
+    pub pages: u32,
     /// Most rows of one `mix` call.
     pub chunk: u32,
     /// Most rows of the class Few in one call.
@@ -182,12 +191,14 @@ pub struct Plan {
     pub ring_rows: u32,
     /// Pages of history that are backed by memory together.
     pub slab_pages: u32,
-    /// K: bytes of key/value pages and rings when every sequence is full.
+    /// K: bytes of key/value pages and rings when all pages are in use.
     pub kv_bytes: u64,
     /// Bytes of history that one more position takes.
     pub kv_bytes_per_position: u64,
-    /// S: bytes of recurrent states.
+    /// S: bytes of recurrent states of sequences.
     pub state_bytes: u64,
+    /// Of S, bytes for states kept of what was read; `None` where nobody asked for any.
+    pub snapshot_bytes: Option<u64>,
     /// X: the exact peak of the arena.
     pub workspace: RegionSizes,
     /// The rest of X: ids, positions and tables of a step's rows, at fixed addresses.
@@ -212,6 +223,11 @@ impl Plan {
         let here = here.saturating_sub(streamed.0).saturating_add(streamed.1);
         self.slots.iter().map(SlotPlan::bytes).fold(here, u64::saturating_add)
     }
+    /// Bytes of what comes and goes while the model is used, and is not counted in any total.
+    pub fn leased_bytes(&self) -> u64 {
+        let leased = |w: &&WeightShare| w.residency == Residency::Leased && self.draft > 0;
+        self.weights.iter().filter(leased).map(|w| w.bytes).sum()
+    }
     /// Whether components kept like this are loaded from the start.
     pub fn is_loaded(&self, r: Residency) -> bool {
         match r {
@@ -228,13 +244,18 @@ impl Plan {
     pub fn tile(&self) -> u32 {
         if let Order::LayerOuter { tile, .. } = self.order { tile } else { self.chunk }
     }
+    /// Bytes for states kept of what was read, always in the host's memory.
+    pub fn snapshots(&self) -> u64 {
+        self.snapshot_bytes.unwrap_or(0)
+    }
     /// X.
     pub fn workspace_bytes(&self) -> u64 {
         [self.workspace.step, self.workspace.carry, self.row_bytes].into_iter().fold(0, u64::saturating_add)
     }
     /// W + K + S + X.
     pub fn reserved_bytes(&self) -> u64 {
-        let parts = [self.resident_bytes(), self.kv_bytes, self.state_bytes, self.workspace_bytes()];
+        let snapshots = if self.tier == Tier::Host { self.snapshots() } else { 0 };
+        let parts = [self.resident_bytes(), self.kv_bytes, self.state_bytes, snapshots, self.workspace_bytes()];
         parts.into_iter().fold(0, u64::saturating_add)
     }
     /// W + K + S + X + H.
@@ -243,7 +264,7 @@ impl Plan {
     }
     /// Whether it stays within its limit.
     pub fn fits(&self) -> bool {
-        let beside = self.host.is_none_or(|h| h.staging.saturating_add(h.allowance) <= h.guard);
+        let beside = self.host.is_none_or(|h| h.needed().saturating_add(self.snapshots()) <= h.guard);
         beside && self.total_bytes() <= self.guard
     }
 }

@@ -108,6 +108,14 @@ impl Block {
             Mixer::Gdn(_) => self,
         }
     }
+    /// The parameters that [`keep`](Self::keep) needs.
+    pub fn keeps(&self) -> Vec<WId> {
+        let mixer = match &self.mixer {
+            Mixer::Attention(a) => a.keeps().to_vec(),
+            Mixer::Gdn(g) => g.parameters().to_vec(),
+        };
+        std::iter::once(self.input_norm).chain(mixer).collect()
+    }
     /// Keeps what later rows look at of these, and computes no more.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use crate::family::Carry;
 use device::{Rows, View};
 use memory::KvSpec;
 use state::Decl;
-use weights::ExpertSource;
+use weights::{ExpertSource, WId};
 
 /// A small model that reads the hidden states of a larger one. A row is a token together with the hidden state of the
 /// row before it; what it keeps lies at the token's own position, so that the reservation of the model's rows is its
@@ -18,6 +18,8 @@ use weights::ExpertSource;
 pub trait Drafter: Send + Sync {
     /// What a sequence keeps for it, under layer numbers behind the model's.
     fn state(&self, kv: &KvSpec) -> Vec<Decl>;
+    /// The parameters that following and keeping need; all others of it are for drafting alone.
+    fn keeps(&self) -> Vec<WId>;
     /// Hidden states `[n, H]` of the rows before the rows, whose own go to their slots. `x` is what the last layer left.
     ///
     /// # Errors

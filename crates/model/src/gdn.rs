@@ -143,6 +143,10 @@ impl Shape {
 }
 
 impl Gdn {
+    /// All of its parameters.
+    pub fn parameters(&self) -> [WId; 9] {
+        [self.qkv, self.z, self.a, self.b, self.conv, self.decay, self.dt, self.norm, self.out]
+    }
     /// What a sequence keeps.
     pub fn stream(&self) -> Stream {
         let h = &self.shape.heads;

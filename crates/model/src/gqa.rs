@@ -129,6 +129,10 @@ impl Gqa {
     pub fn since(self, since: u32) -> Self {
         Gqa { since, ..self }
     }
+    /// The parameters of its own that [`keep`](Self::keep) needs.
+    pub fn keeps(&self) -> [WId; 3] {
+        [self.k, self.v, self.k_norm]
+    }
     /// What a sequence keeps.
     pub fn stream(&self, kv: &KvSpec) -> Stream {
         Stream::History { heads: self.heads.n_kv, d: self.heads.d, kv: *kv }

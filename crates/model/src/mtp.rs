@@ -91,6 +91,10 @@ impl Drafter for Predictor {
         let carried = Stream::Recurrent { state: [1, 1, self.hidden], conv: [0, 0] };
         vec![Decl { layer: self.layer, stream: self.block.stream(kv) }, Decl { layer: self.layer + 1, stream: carried }]
     }
+    fn keeps(&self) -> Vec<WId> {
+        let own = [self.own_embed, self.fc, self.embed_norm, self.hidden_norm];
+        own.into_iter().chain(self.block.keeps()).collect()
+    }
     fn follow(&self, cx: &mut Cx, r: &Rows, x: &Carry) -> Result<View> {
         let own = cx.rms_norm(x.streams[0], self.head.norm, self.head.eps)?;
         cx.shift(self.layer + 1, r, own)

@@ -76,7 +76,8 @@ pub struct On {
     /// [default: the model's, at most 65536, less if memory is short]
     #[arg(long, value_name = "N|max", value_parser = context)]
     pub context: Option<Context>,
-    /// Sequences at a time that there is room for
+    /// Sequences at a time. They share the room for history: one of them may be as long as the context, each other has 8192
+    /// positions at least, and all have what memory gives
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub parallel: u32,
     /// Threads that compute [default: one for each core]
@@ -159,6 +160,17 @@ impl Device {
     }
 }
 
+/// Drafting ahead, for commands that answer.
+#[derive(Copy, Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Running")]
+pub struct Ahead {
+    /// Most tokens that the model's own predictor drafts ahead of an answer that is made alone, 0 for none; answers stay the
+    /// same, and where drafts do not win time there are none
+    /// [default: 3 where the predictor takes no room from the context or from weights]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=16))]
+    pub draft: Option<u32>,
+}
+
 /// How an answer is made. What is not given comes from the checkpoint.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sampling")]
@@ -234,6 +246,8 @@ pub struct RunArgs {
     #[command(flatten)]
     pub sample: Sample,
     #[command(flatten)]
+    pub ahead: Ahead,
+    #[command(flatten)]
     pub on: On,
 }
 
@@ -254,6 +268,8 @@ pub struct ChatArgs {
     pub system: Option<String>,
     #[command(flatten)]
     pub sample: Sample,
+    #[command(flatten)]
+    pub ahead: Ahead,
     #[command(flatten)]
     pub on: On,
 }

@@ -135,7 +135,7 @@ fn described(p: &Plan) -> Value {
     json!({
         "slots": slots, "context": p.context, "parallel": p.parallel, "chunk": p.chunk, "guard_bytes": p.guard,
         "total_bytes": p.total_bytes(), "weight_bytes": p.resident_bytes(), "history_bytes": p.kv_bytes,
-        "state_bytes": p.state_bytes, "workspace_bytes": p.workspace.step + p.workspace.carry + p.row_bytes,
+        "pages": p.pages, "snapshot_bytes": p.snapshots(), "draft": p.draft, "state_bytes": p.state_bytes, "workspace_bytes": p.workspace.step + p.workspace.carry + p.row_bytes,
         "weights": p.weights.iter().map(weight).collect::<Vec<_>>(),
     })
 }

@@ -114,7 +114,7 @@ fn people_get_a_table_and_a_dense_model_in_any_format_is_measured() {
 #[test]
 fn run_profiles_one_answer() {
     let m = &default_model();
-    let args = ["run", m, "-p", "Hi", "-n", "5", "--ignore-eos", "--profile"];
+    let args = ["run", m, "-p", "Hi", "-n", "5", "--ignore-eos", "--draft", "0", "--profile"];
     let r = snug(&[&args[..], &["--json"]].concat()).json();
     let p = &r["profile"];
     assert_eq!(keys(p), ["prefill", "decode"]);
@@ -124,4 +124,18 @@ fn run_profiles_one_answer() {
     let all = sum(&p["prefill"], |_| true) / f(&p["prefill"]["total_ms"]);
     assert!((all - 1.0).abs() < 1e-3, "{all}");
     assert!(snug(&args).err.contains("expert_group"));
+}
+
+/// What a round of drafts is made of; a model without a predictor has none.
+#[test]
+fn rounds_of_drafts_are_measured_part_by_part() {
+    let of = |model: &str| {
+        snug(&["bench", model, "--prompt", "64", "--gen", "4", "--repeat", "1", "--draft", "2", "--json"]).json()
+    };
+    let r = of(&default_model());
+    let all = |key: &str| r["ahead"][key].as_array().unwrap().len();
+    assert_eq!((all("verify_ms"), all("draft_ms"), all("breaks_even")), (3, 2, 2), "{r}");
+    assert!(r["ahead"]["verify_ms"].as_array().unwrap().iter().all(|ms| ms.as_f64().unwrap() > 0.0));
+    let dir = tiny("llama-a", |_| {});
+    assert!(of(str(dir.path())).get("ahead").is_none());
 }

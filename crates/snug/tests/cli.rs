@@ -28,6 +28,8 @@ fn run_reports_an_answer_with_its_figures() {
             "seed",
             "prefill_tps",
             "decode_tps",
+            "drafted",
+            "drafts_right",
             "ttft_ms",
             "peak_rss_mib"
         ]
@@ -78,6 +80,24 @@ fn a_prompt_is_the_same_wherever_it_comes_from() {
         piped(&["run", m, "--raw", "-n", "6", "--temp", "0", "--json", "-p", spelled], "").json()["ids"],
         given.1
     );
+}
+
+/// Drafts change how fast an answer is made, and no token of it.
+#[test]
+fn an_answer_is_the_same_with_drafts_and_without() {
+    let of = |more: &[&str]| {
+        let args = ["run", &default_model(), "-p", "Tell me a story.", "-n", "60", "--json"];
+        snug(&[&args, more].concat()).json()
+    };
+    for how in [&["--temp", "0"][..], &["--seed", "5"]] {
+        let (with, without) = (of(how), of(&[how, &["--draft", "0"]].concat()));
+        assert_eq!(with["ids"], without["ids"]);
+        assert_eq!((&without["drafted"], &without["drafts_right"]), (&0.into(), &0.into()));
+        // The first tokens are always tried both ways; how many more depends on the machine.
+        assert!(with["drafted"].as_u64().unwrap() >= 1 && with["drafts_right"].as_u64() <= with["drafted"].as_u64());
+    }
+    let refused = snug(&["run", &default_model(), "-p", "Hi", "--draft", "99"]);
+    assert!(refused.err.contains("--draft"), "{}", refused.err);
 }
 
 #[test]

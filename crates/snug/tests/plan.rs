@@ -19,8 +19,11 @@ fn the_json_says_what_is_promised_in_whole_bytes() {
     let p = plan(&["--memory", "8GiB"]);
     let w = &p["weights"];
     let weights = int(&w["resident"]) + int(&w["cached"]) + int(&w["streamed"]);
-    assert!(weights > 30 << 20 && int(&w["leased"]) > 0, "{p}");
+    assert!(weights > 30 << 20 && int(&w["leased"]) == 0 && int(&p["draft"]) > 0, "{p}");
     let parts = weights + int(&p["kv"]["total"]) + int(&p["state"]) + int(&p["workspace"]) + int(&p["allowance"]);
+    let without = plan(&["--memory", "8GiB", "--draft", "0"]);
+    assert!(int(&without["weights"]["leased"]) > 1 << 20 && int(&without["draft"]) == 0, "a predictor is not counted");
+    assert!(int(&without["total_bytes"]) + int(&without["weights"]["leased"]) < int(&p["total_bytes"]));
     assert_eq!(int(&p["total_bytes"]), parts);
     assert_eq!(int(&p["guard_bytes"]), 8 << 30);
     assert_eq!(int(&p["left_bytes"]), (8 << 30) - parts);
@@ -108,7 +111,9 @@ fn a_quarter_of_a_million_positions_in_four_bits() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("27b.gguf").display().to_string();
     snug(&["synth", "qwen3.8-27b", &file, "--sparse", "--vocab", "512"]).ok();
-    let of = |kv: &str| snug(&["plan", &file, "--kv", kv, "--context", "262144", "--memory", "64GiB", "--json"]).json();
+    let of = |kv: &str| {
+        snug(&["plan", &file, "--kv", kv, "--context", "262144", "--memory", "64GiB", "--draft", "0", "--json"]).json()
+    };
     let p = of("tq4");
     assert_eq!(int(&p["kv"]["bytes_per_position"]), 16_640);
     assert_eq!(int(&p["kv"]["total"]), 4_160 << 20);
@@ -118,7 +123,9 @@ fn a_quarter_of_a_million_positions_in_four_bits() {
 
 #[test]
 fn more_sequences_take_more_history() {
-    let (one, four) = (plan(&["--memory", "8GiB"]), plan(&["--memory", "8GiB", "--parallel", "4"]));
+    // Rows of drafts have states of their own, so that one sequence has more than one.
+    let of = |more: &[&str]| plan(&[&["--memory", "8GiB", "--draft", "0"], more].concat());
+    let (one, four) = (of(&[]), of(&["--parallel", "4"]));
     assert_eq!(int(&four["kv"]["total"]), 4 * int(&one["kv"]["total"]));
     assert!(int(&four["state"]) > 3 * int(&one["state"]));
 }

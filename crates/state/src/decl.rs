@@ -61,6 +61,9 @@ pub struct Limits {
     pub context: u32,
     /// Most open sequences.
     pub parallel: u32,
+    /// Pages of history that all sequences share: at least those of a full one, at most those of as many full ones as may be
+    /// open.
+    pub pages: u32,
     /// Most rows of one append.
     pub rows: u32,
     /// Most rows of class Few in one append.
@@ -95,8 +98,8 @@ impl Limits {
     pub(crate) fn pages_per_seq(&self) -> u32 {
         pages_for(self.context)
     }
-    /// Pages of as many full sequences as may be open.
-    pub fn pages(&self) -> u32 {
+    /// Pages of as many full sequences as may be open: more are of no use.
+    pub fn most_pages(&self) -> u32 {
         self.pages_per_seq().saturating_mul(self.parallel)
     }
     /// Most rows of any append.
@@ -121,9 +124,10 @@ impl Limits {
         that(index(self.parallel as u64), "at least one sequence must be possible, and at most 2^31 - 1")?;
         that(index(self.rows as u64), "an append must be able to have 1 to 2^31 - 1 rows")?;
         that(index(self.few as u64), "an append must be able to have 1 to 2^31 - 1 rows of class Few")?;
-        let pages = self.pages_per_seq() as u64 * self.parallel as u64;
+        let pages = self.pages as u64;
+        that(self.pages >= self.pages_per_seq(), "the pages of all sequences must be enough for a full one")?;
         that(index(self.slab_pages as u64), "a slab must have 1 to 2^31 - 1 pages")?;
-        that(index(pages), "the contexts of all sequences together need more than 2^31 - 1 pages")?;
+        that(index(pages), "there would be more than 2^31 - 1 pages")?;
         let slots = self.parallel as u64 + self.few.max(self.parallel) as u64 + 1;
         that(index(slots), "there would be more than 2^31 - 1 recurrent slots")?;
         that(self.segment as u64 <= MAX_INDEX, "a segment must have at most 2^31 - 1 rows")
@@ -211,7 +215,7 @@ impl Stream {
     /// Bytes of all pages or rings of the layer, without those beside a history.
     pub(crate) fn kv_bytes(&self, l: &Limits) -> u64 {
         let pages = match self {
-            Stream::History { .. } => l.pages() as u64,
+            Stream::History { .. } => l.pages as u64,
             Stream::Ring { .. } => product(&[self.ring_pages(l), l.ring_places() as u64]),
             Stream::Recurrent { .. } => 0,
         };
@@ -222,6 +226,20 @@ impl Stream {
         let Stream::Recurrent { state: [h, k, v], conv: [taps, channels] } = *self else { return [0, 0] };
         let slots = l.rec_slots() as u64;
         [product(&[slots, h as u64, k as u64, v as u64, FLOAT]), product(&[slots, taps as u64, channels as u64, FLOAT])]
+    }
+    /// Bytes of what a snapshot keeps of the layer, in f32.
+    fn snapshot_bytes(&self, l: &Limits) -> u64 {
+        match *self {
+            Stream::Recurrent { state: [h, k, v], conv: [taps, channels] } => {
+                let floats = product(&[h as u64, k as u64, v as u64]).saturating_add(taps as u64 * channels as u64);
+                floats.saturating_mul(FLOAT)
+            }
+            Stream::Ring { .. } => product(&[self.ring_pages(l), self.page_bytes().unwrap_or(0)]),
+            Stream::History { .. } => {
+                let sides = self.sides(l).into_iter().flatten();
+                sides.map(|(_, page, ring)| product(&[page, ring as u64])).fold(0, u64::saturating_add)
+            }
+        }
     }
     fn check(&self, l: &Limits) -> Result<(), &'static str> {
         let fits = |dims: &[u32]| product(&dims.iter().map(|&d| d as u64).collect::<Vec<_>>()) <= u32::MAX as u64;
@@ -292,6 +310,11 @@ pub(crate) fn bytes(decls: &[Decl], l: &Limits) -> Bytes {
         b.state = d.stream.rec_bytes(l).into_iter().fold(b.state, u64::saturating_add);
     }
     b
+}
+
+/// Bytes of a snapshot of any sequence, in f32; 0 where sequences need none.
+pub fn snapshot_bytes(decls: &[Decl], l: &Limits) -> u64 {
+    decls.iter().map(|d| d.stream.snapshot_bytes(l)).fold(0, u64::saturating_add)
 }
 
 /// Bytes of all rings, and of all pages beside histories, which are rings too.

@@ -41,7 +41,7 @@ mod tests;
 
 pub use append::{Append, PART_ROWS, Span};
 pub use carry::Fill;
-pub use decl::{Bytes, Decl, Limits, Stream, position_bytes, slab_pages};
+pub use decl::{Bytes, Decl, Limits, Stream, position_bytes, slab_pages, snapshot_bytes};
 pub use error::{Error, Result};
 pub use park::Park;
 pub use sequence::SeqId;

@@ -17,7 +17,7 @@ pub(crate) struct Room {
 impl Room {
     pub fn new(l: &Limits, recurrent: bool) -> Self {
         Room {
-            pages: PagePool::new(l.pages(), l.slab_pages),
+            pages: PagePool::new(l.pages, l.slab_pages),
             slots: Slots::new(if recurrent { l.rec_slots() } else { 0 }),
             rings: Slots::new(l.ring_places()),
         }

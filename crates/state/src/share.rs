@@ -109,15 +109,15 @@ impl State {
         }
     }
 
-    /// Opens a sequence that has positions already.
+    /// Opens a sequence that has positions already, with a promise of `pages` pages in all.
     ///
     /// # Errors
     /// [`Error::Beginning`] for pages and snapshots that do not belong to such a length, and those of
     /// [`open`](Self::open) and of growing. No sequence is open then.
-    pub fn open_at(&mut self, dev: &mut dyn Device, from: Beginning) -> Result<SeqId> {
+    pub fn open_at(&mut self, dev: &mut dyn Device, from: Beginning, pages: u32) -> Result<SeqId> {
         self.settle()?;
         self.check_beginning(&from)?;
-        let seq = self.open()?;
+        let seq = self.open_with(pages)?;
         self.fill_from(dev, seq, from).inspect_err(|_| {
             // It was opened a moment ago and nothing is under way on it.
             let _ = self.close(seq);

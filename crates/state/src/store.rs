@@ -176,7 +176,16 @@ impl State {
     /// [`Error::NoRoom`] when as many as planned are open, [`Error::OverBudget`] where the ledger cannot promise so much
     /// beside other sequences.
     pub fn open(&mut self) -> Result<SeqId> {
-        let bytes = self.layers.page_bytes(self.limits.pages_per_seq());
+        self.open_with(self.limits.pages_per_seq())
+    }
+
+    /// A sequence without positions, to which the ledger promises the bytes of `pages` pages. It may grow beyond them as
+    /// long as the pool has pages and the ledger bytes.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(&mut self, pages: u32) -> Result<SeqId> {
+        let bytes = self.layers.page_bytes(pages.min(self.limits.pages_per_seq()));
         let promise = |first| Ok(self.ledger.promise(self.tier, Class::Kv, "a sequence's pages", bytes, first)?);
         self.seqs.open(|| self.room.take_ring(), promise)
     }

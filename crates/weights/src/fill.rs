@@ -1,7 +1,7 @@
 //! From files to a device that is not the host: threads read ahead, in order, while the device copies and repacks.
 
 use crate::error::{Error, Result};
-use checkpoint::{ByteRange, Checkpoint};
+use checkpoint::{ByteRange, Files};
 use device::{Buf, Device, Mat};
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -90,7 +90,7 @@ impl Shared {
     }
     /// Reads pieces until there are none. Who has a buffer takes the lowest piece, so the one that is waited for is
     /// always under way.
-    fn read_all(&self, ck: &Checkpoint, pieces: &[Piece]) {
+    fn read_all(&self, ck: &Files, pieces: &[Piece]) {
         loop {
             let mut d = self.lock();
             while !d.over && d.free.is_empty() && d.next < pieces.len() {
@@ -129,7 +129,7 @@ impl Shared {
 ///
 /// # Errors
 /// The file's and the device's.
-pub fn fill(ck: &Checkpoint, dev: &mut dyn Device, fills: &[Fill], done: &mut dyn FnMut(u64)) -> Result<()> {
+pub fn fill(ck: &Files, dev: &mut dyn Device, fills: &[Fill], done: &mut dyn FnMut(u64)) -> Result<()> {
     let pieces = cut(fills);
     let free = (0..PIECES.min(pieces.len())).map(|_| Vec::new()).collect();
     let desk = Mutex::new(Desk { next: 0, free, read: BTreeMap::new(), over: false });
@@ -195,7 +195,7 @@ mod tests {
         use device::{Device, Layout, Mat, Reference};
         use memory::{Class, Ledger, RegionSizes, Tier};
         let dir = testkit::materialise("llama-b").unwrap();
-        let ck = Checkpoint::open(dir.path().to_path_buf()).unwrap();
+        let ck = checkpoint::Checkpoint::open(dir.path().to_path_buf()).unwrap();
         let ledger = Ledger::new(&[(Tier::Host, 1 << 30)]);
         let mut dev = Reference::new(RegionSizes { step: 4096, carry: 0 }).unwrap();
         let mut places = Vec::new();
@@ -218,7 +218,7 @@ mod tests {
             places.push((Fill { to, range: t.at }, buf));
         }
         let (fills, mut done) = (places.iter().map(|p| p.0).collect::<Vec<_>>(), 0);
-        fill(&ck, &mut dev, &fills, &mut |n| done += n).unwrap();
+        fill(&ck.stored(), &mut dev, &fills, &mut |n| done += n).unwrap();
         assert_eq!(done, fills.iter().map(|f| f.range.len).sum::<u64>());
         for (f, buf) in places {
             let (mut want, mut got) = (vec![0; f.range.len as usize], vec![1; f.range.len as usize]);
@@ -228,7 +228,7 @@ mod tests {
         }
         let beyond = ByteRange { off: u64::MAX / 2, ..fills[0].range };
         assert!(
-            fill(&ck, &mut dev, &[Fill { range: beyond, ..fills[0] }], &mut |_| {}).is_err(),
+            fill(&ck.stored(), &mut dev, &[Fill { range: beyond, ..fills[0] }], &mut |_| {}).is_err(),
             "an error ends the readers"
         );
     }

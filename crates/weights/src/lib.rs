@@ -3,7 +3,8 @@
 //! A family lists what it needs; matching that against a checkpoint gives [`Bound`]s, which name byte ranges and no
 //! longer anything of the container. [`Weights::open`] reads them: matrices byte for byte as they lie in the file,
 //! vectors as canonical f32. Routed experts are reached through an [`ExpertSource`], of which weights that are all
-//! resident are the trivial case; those that do not fit are read into slots by [`CachedExperts`].
+//! resident are the trivial case; those that do not fit are read into slots by [`CachedExperts`]. What is used now and then
+//! is a [`Lease`].
 
 mod bound;
 mod cached;
@@ -13,6 +14,7 @@ mod experts;
 mod fill;
 pub mod io;
 pub mod layers;
+mod lease;
 mod load;
 mod placed;
 pub mod record;
@@ -25,6 +27,7 @@ pub use cached::{CacheStats, CachedExperts, CachedOptions, MakePolicy, SharedSta
 pub use error::{Error, Result};
 pub use experts::{ExpertSource, Group, Listener, ResidentExperts, Routed, Wave};
 pub use fill::STAGING;
+pub use lease::Lease;
 pub use load::{Progress, Resident, Weights};
 pub use placed::placed_bytes;
 pub use rows::RowReader;

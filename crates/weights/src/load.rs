@@ -5,9 +5,9 @@ use crate::error::{Error, Result};
 use crate::experts::{ExpertSource, LayerExperts, ResidentExperts};
 use crate::fill::{Fill, STAGING, To, fill};
 use crate::placed::{row_bytes, stored_rows};
-use checkpoint::{ByteRange, Checkpoint, PLANES};
+use checkpoint::{ByteRange, Checkpoint, Files, PLANES};
 use device::{Buf, Device, Layout, Mat, MatSet, Meter, split};
-use memory::{Class, Ledger, Reservation, Tier};
+use memory::{Class, Ledger, OverBudget, Reservation, Tier};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub struct Progress {
     pub total: u64,
 }
 
-enum Slot {
+pub(crate) enum Slot {
     Mat(Mat),
     Vec(Buf),
     Experts,
@@ -28,11 +28,14 @@ enum Slot {
 
 /// Parameters that are in memory now.
 pub struct Resident {
-    slots: HashMap<WId, Slot>,
+    pub(crate) slots: HashMap<WId, Slot>,
     names: HashMap<WId, Arc<str>>,
 }
 
 impl Resident {
+    pub(crate) fn named(&mut self, bounds: &[Bound]) {
+        self.names.extend(bounds.iter().map(|b| (b.id, b.name.clone())));
+    }
     fn missing(&self, w: WId) -> Error {
         Error::NotLoaded(self.names.get(&w).map_or_else(|| format!("#{}", w.0), |n| n.to_string()))
     }
@@ -64,10 +67,18 @@ impl Resident {
 
 /// All parameters of a model, and where its routed experts come from.
 pub struct Weights {
-    resident: Resident,
-    experts: ResidentExperts,
+    pub(crate) resident: Resident,
+    pub(crate) experts: ResidentExperts,
     /// What pays for bytes that are used where they lie in the program.
     _borrowed: Vec<Reservation>,
+}
+
+/// What was brought, to give it back.
+#[derive(Default)]
+pub(crate) struct Brought {
+    pub allocs: Vec<Buf>,
+    /// What pays for bytes that are used where they lie in the program.
+    pub borrowed: Vec<Reservation>,
 }
 
 impl Weights {
@@ -85,12 +96,27 @@ impl Weights {
         on_progress: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
         let bounds: Vec<&Bound> = bounds.iter().filter(|b| wanted(b)).collect();
+        let mut brought = Brought::default();
+        let reserve = Ledger::reserve_planned;
+        let placed = Self::bring(&ck.stored(), &bounds, (ledger, reserve), dev, &mut brought, on_progress)?;
+        Ok(Weights { _borrowed: brought.borrowed, ..placed })
+    }
+
+    /// Reads parameters. What was allocated is in `brought`, also where something failed.
+    pub(crate) fn bring(
+        files: &Files,
+        bounds: &[&Bound],
+        (ledger, reserve): (&Ledger, Reserve),
+        dev: &mut dyn Device,
+        brought: &mut Brought,
+        on_progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self> {
         let total = bounds.iter().map(|b| b.loaded_bytes()).sum();
         let tier = dev.tier();
         let (whole, later) = (HashMap::new(), Vec::new());
-        let mut loader = Loader { ck, ledger, dev, tier, whole, borrowed: Vec::new(), later };
+        let mut loader = Loader { files, ledger, reserve, dev, tier, whole, brought, later };
         let mut progress = Progress { done: 0, total };
-        let placed = Self::place(&bounds, |b| {
+        let placed = Self::place(bounds, |b| {
             on_progress(progress);
             let waiting = loader.waiting();
             let planes = loader.bring(b);
@@ -99,15 +125,15 @@ impl Weights {
             on_progress(progress);
             planes
         })?;
-        let Loader { later, borrowed, .. } = loader;
+        let Loader { later, .. } = loader;
         if !later.is_empty() {
-            let _paid = ledger.reserve_planned(Tier::Host, Class::Workspace, "staging", STAGING)?;
-            fill(ck, dev, &later, &mut |bytes| {
+            let _paid = reserve(ledger, Tier::Host, Class::Workspace, "staging", STAGING)?;
+            fill(files, dev, &later, &mut |bytes| {
                 progress.done = (progress.done + bytes).min(total);
                 on_progress(progress);
             })?;
         }
-        Ok(Weights { _borrowed: borrowed, ..placed })
+        Ok(placed)
     }
 
     /// The same parameters before anything is read: handles to bytes nobody holds, for dry runs.
@@ -221,15 +247,19 @@ fn turn(rows: &[u8], stored: usize, to: &mut [u8], pitch: usize, [first, of, siz
     }
 }
 
+/// How weights are paid for.
+pub(crate) type Reserve = fn(&Ledger, Tier, Class, &'static str, u64) -> Result<Reservation, OverBudget>;
+
 struct Loader<'a> {
-    ck: &'a Checkpoint,
+    files: &'a Files,
     ledger: &'a Ledger,
+    reserve: Reserve,
     dev: &'a mut dyn Device,
     /// Whose memory is filled.
     tier: Tier,
     /// Tensors that hold more than one parameter (fused gate and up) are brought once.
     whole: HashMap<ByteRange, Buf>,
-    borrowed: Vec<Reservation>,
+    brought: &'a mut Brought,
     /// What has its place on a device that is not the host, and is read once everything has.
     later: Vec<Fill>,
 }
@@ -323,23 +353,25 @@ impl Loader<'_> {
     }
 
     fn pay(&self, bytes: u64) -> Result<Reservation> {
-        Ok(self.ledger.reserve_planned(self.tier, Class::Weights, "weights", bytes)?)
+        Ok((self.reserve)(self.ledger, self.tier, Class::Weights, "weights", bytes)?)
     }
 
     fn alloc(&mut self, bytes: u64) -> Result<Buf> {
         let paid = self.pay(bytes)?;
-        Ok(self.dev.alloc(paid)?)
+        let buf = self.dev.alloc(paid)?;
+        self.brought.allocs.push(buf);
+        Ok(buf)
     }
 
     fn range(&mut self, r: ByteRange) -> Result<Buf> {
         if let Some(b) = self.whole.get(&r) {
             return Ok(*b);
         }
-        let borrowed = self.ck.embedded(r).and_then(|bytes| self.dev.borrow(bytes));
+        let borrowed = self.files.embedded(r).and_then(|bytes| self.dev.borrow(bytes));
         let buf = match borrowed {
             Some(b) => {
                 let paid = self.pay(r.len)?;
-                self.borrowed.push(paid);
+                self.brought.borrowed.push(paid);
                 b
             }
             None => {
@@ -366,7 +398,7 @@ impl Loader<'_> {
     /// Reads a range to where it must be: straight into host memory, later where it is not the host's.
     fn fill(&mut self, to: Buf, range: ByteRange) -> Result<()> {
         if let Some(host) = self.dev.host_mut(to) {
-            return Ok(self.ck.read_at(range, host)?);
+            return Ok(self.files.read_at(range, host)?);
         }
         self.later.push(Fill { to: To::Bytes(to), range });
         Ok(())
@@ -386,7 +418,7 @@ impl Loader<'_> {
                 let here = strip.min(k - at);
                 let off = range.off + (e * k as u64 + at as u64) * stored as u64;
                 let part = &mut rows[..here * stored];
-                self.ck.read_at(ByteRange { file: range.file, off, len: part.len() as u64 }, part)?;
+                self.files.read_at(ByteRange { file: range.file, off, len: part.len() as u64 }, part)?;
                 turn(part, stored, &mut one[at * size..], k * size, [first as usize, of as usize, size]);
             }
             let to = all.slice(e * b.matrix_bytes(), b.matrix_bytes()).ok_or(device::Error::BadBuf)?;
@@ -400,7 +432,7 @@ impl Loader<'_> {
             Data::Values(v) => v.to_vec(),
             Data::Whole { range, .. } => {
                 let mut bytes = vec![0u8; range.len as usize];
-                self.ck.read_at(*range, &mut bytes)?;
+                self.files.read_at(*range, &mut bytes)?;
                 let mut v = vec![0.0; b.n as usize * b.k as usize * b.canon.stored()];
                 b.dtype.decode(&bytes, &mut v)?;
                 v

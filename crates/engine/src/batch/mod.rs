@@ -13,7 +13,7 @@ mod reuse;
 mod session;
 
 use crate::error::{Error, Result};
-use crate::executor::{Executor, Segment, Wanted};
+use crate::executor::{Executor, Leased, Segment, Wanted};
 use crate::prefix::Miss;
 use crate::sampler::Choice;
 use crate::schedule::{Ask, Id, Limits, Outcome, Room, Schedule, Step};
@@ -21,6 +21,7 @@ use memory::Order;
 use reuse::Reuse;
 use session::Session;
 use state::PART_ROWS;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -69,6 +70,17 @@ pub struct Ended {
     pub prefill: Duration,
     /// Time from the first id to the last.
     pub decode: Duration,
+    /// What drafting ahead did.
+    pub drafts: Drafts,
+}
+
+/// Tokens that were drafted ahead of an answer, and how many of them it has.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Drafts {
+    /// Drafted.
+    pub drafted: u32,
+    /// Of these, those that were right.
+    pub right: u32,
 }
 
 /// Who asked.
@@ -90,8 +102,6 @@ pub struct Sharing {
     pub keeping: Keeping,
 }
 
-/// Positions of an answer that are set aside before it begins.
-const GUARANTEE: u32 = 8_192;
 /// How often a request that waits for room may be passed.
 const BYPASS: u32 = 8;
 
@@ -119,7 +129,7 @@ impl Batch {
             parallel: plan.parallel,
             pages: exec.total_pages(),
             context: plan.context,
-            guarantee: GUARANTEE,
+            guarantee: crate::plan::GUARANTEE,
             places: how.places,
             bypass: BYPASS,
             // A segment is read at once, so that what a layer reads from disk is read once for all of its rows.
@@ -129,7 +139,10 @@ impl Batch {
             drafts: plan.draft,
             patience: how.patience,
         };
-        let reuse = Reuse::new(how.keeping, exec.needs_snapshots());
+        // Snapshots beyond those that were planned would take what sequences grow into.
+        let snapshots = plan.snapshot_bytes.map_or(how.keeping.snapshots, |b| b.min(how.keeping.snapshots));
+        let snapshots = if exec.needs_snapshots() { snapshots } else { how.keeping.snapshots };
+        let reuse = Reuse::new(Keeping { snapshots, ..how.keeping }, exec.needs_snapshots());
         let (sessions, told) = (BTreeMap::new(), BTreeMap::new());
         Batch { exec, schedule: Schedule::new(limits), sessions, reuse, segment: None, next: 0, told, tokens: 0 }
     }
@@ -214,12 +227,34 @@ impl Batch {
         if step == Step::Idle {
             return self.reuse.pump(&mut self.exec);
         }
+        let leased = self.exec.leased();
+        self.lease(&step);
         let begun = Instant::now();
         let outcome = self.carry_out(step);
         self.schedule.done((outcome, begun.elapsed()));
         self.reuse.pump(&mut self.exec);
+        self.lost(leased);
         self.tell_places();
         true
+    }
+
+    /// Brings a leased predictor before a round and lets it go before a step of several answers. What that takes is no part of
+    /// what the step takes.
+    fn lease(&mut self, step: &Step) {
+        let Some(was) = self.exec.leased() else { return };
+        match step {
+            Step::Speculate { .. } => _ = self.exec.may_draft(),
+            // What could not be let go now is by the next call.
+            Step::Decode(ids) if ids.len() > 1 && was.here => _ = self.exec.release_drafter(),
+            _ => {}
+        }
+    }
+    /// Tells the scheduler where a leased predictor gave way, or could not come.
+    fn lost(&mut self, before: Option<Leased>) {
+        let (Some(before), Some(now)) = (before, self.exec.leased()) else { return };
+        if before.here && !now.here || before.refused < now.refused {
+            self.schedule.drafter_left(now.last);
+        }
     }
 
     /// Ends those that wait with an error; those that run go on.
@@ -279,6 +314,7 @@ impl Batch {
             Step::Open(id) => self.or_fail(id, |b| b.open(id)),
             Step::Read { id, rows, layers } => self.or_fail(id, |b| b.read(id, rows, layers)),
             Step::Decode(ids) => self.decode(&ids),
+            Step::Speculate { id, .. } if self.exec.leased().is_some_and(|l| !l.here) => self.decode(&[id]),
             Step::Speculate { id, drafts } => self.or_fail(id, |b| b.speculate(id, drafts)),
             Step::Stop(id, room) => {
                 if let Some(s) = self.sessions.get_mut(&id) {
@@ -315,7 +351,8 @@ impl Batch {
 
     fn open(&mut self, id: Id) -> Result<Outcome> {
         let s = self.sessions.get_mut(&id).ok_or(Error::NoSession)?;
-        let (seq, kept, miss) = self.reuse.begin(&mut self.exec, &s.job)?;
+        let pages = self.schedule.set_aside(id);
+        let (seq, kept, miss) = self.reuse.begin(&mut self.exec, &s.job, pages)?;
         s.begin(seq, kept, miss);
         Ok(Outcome::Opened { kept })
     }
@@ -449,31 +486,24 @@ impl Batch {
     fn speculate(&mut self, id: Id, drafts: u32) -> Result<Outcome> {
         let s = self.sessions.get_mut(&id).ok_or(Error::NoSession)?;
         let (seq, first) = (s.seq.ok_or(Error::NoSession)?, s.pending()?);
-        let len = self.exec.len(seq)?;
         self.reuse.make_room(&mut self.exec, &s.job, memory::pages::pages_for(drafts + 1) + 1)?;
-        let mut guess = s.guesser();
-        let mut at = len + 1;
-        let made = self.exec.draft(seq, first, drafts, &mut |logits| {
-            let id = guess.sample(&mut logits.to_vec(), at).ok()?.id;
-            at += 1;
-            Some(id)
-        })?;
-        let rows: Vec<u32> = std::iter::once(first).chain(made.iter().copied()).collect();
-        let vocab = self.exec.family().spec().vocab as usize;
-        let (mut kept, mut over) = (0, Ok(false));
-        self.exec.verify(seq, &rows, |logits| {
-            for (i, row) in logits.chunks_exact(vocab).enumerate() {
-                kept += 1;
-                over = s.choose(&mut row.to_vec(), len + 1 + i as u32);
-                let goes_on = matches!(over, Ok(false)) && s.pending().is_ok_and(|p| made.get(i) == Some(&p));
-                if !goes_on {
-                    break;
-                }
-            }
-            kept
-        })?;
-        self.tokens += kept as u64;
-        Ok(Outcome::Speculated { drafted: made.len() as u32, made: kept, ended: over? })
+        let (mut guess, drafted) = (s.guesser(), Cell::new(0));
+        let (mut rows, mut over) = (0, false);
+        let draft = |logits: &mut [f32], at| {
+            drafted.set(drafted.get() + 1);
+            guess.sample(logits, at).ok().map(|c| c.id)
+        };
+        let choose = |logits: &mut [f32], at| {
+            // Every row behind the first is one of a draft that was right.
+            s.drafts.drafted += if rows == 0 { drafted.get() } else { 0 };
+            s.drafts.right += u32::from(rows > 0);
+            rows += 1;
+            over = s.choose(logits, at)?;
+            if over { Ok(None) } else { s.pending().map(Some) }
+        };
+        let round = crate::draft::round(&mut self.exec, seq, (first, drafts), draft, choose)?;
+        self.tokens += round.made as u64;
+        Ok(Outcome::Speculated { drafted: round.drafted, made: round.made, ended: over })
     }
 
     fn close(&mut self, id: Id) {

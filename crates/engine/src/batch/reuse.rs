@@ -59,10 +59,10 @@ impl Reuse {
         self.how.snapshots == 0
     }
 
-    /// Opens a sequence with as much of the prompt as is known.
-    pub fn begin(&mut self, exec: &mut Executor, job: &Job) -> Result<(SeqId, u32, Miss)> {
+    /// Opens a sequence with as much of the prompt as is known, to which `pages` pages are promised.
+    pub fn begin(&mut self, exec: &mut Executor, job: &Job, pages: u32) -> Result<(SeqId, u32, Miss)> {
         if self.off() || job.prompt_logprobs {
-            return Ok((exec.open()?, 0, Miss::Off));
+            return Ok((exec.open_at(Beginning::default(), pages)?, 0, Miss::Off));
         }
         let found = self.tree.find(&job.prompt);
         let mut found = self.on_grid(found);
@@ -76,13 +76,13 @@ impl Reuse {
         let lost = found.resume > 0 && self.anchored && snapshot.is_none();
         let gone = found.pages.iter().chain(&found.tail).any(|p| !self.tree.pages().any(|q| q == *p));
         if lost || gone {
-            return Ok((exec.open()?, 0, Miss::NoAnchor { same: found.resume }));
+            return Ok((exec.open_at(Beginning::default(), pages)?, 0, Miss::NoAnchor { same: found.resume }));
         }
         if found.resume == 0 {
-            return Ok((exec.open()?, 0, found.miss));
+            return Ok((exec.open_at(Beginning::default(), pages)?, 0, found.miss));
         }
         let from = Beginning { len: found.resume, pages: &found.pages, tail: found.tail, snapshot };
-        Ok((exec.open_at(from)?, found.resume, found.miss))
+        Ok((exec.open_at(from, pages)?, found.resume, found.miss))
     }
 
     /// Takes up what the disk has of a prompt beyond its first `have` positions; whether something was.

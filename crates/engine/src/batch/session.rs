@@ -1,6 +1,6 @@
 //! One request, from its prompt to its last token.
 
-use super::{Ended, Sink, Told};
+use super::{Drafts, Ended, Sink, Told};
 use crate::error::{Error, Result};
 use crate::executor::Executor;
 use crate::generate::Finish;
@@ -47,9 +47,10 @@ pub struct Job {
 }
 
 impl Job {
-    /// Whether tokens may be drafted ahead: masks and what others say of an answer are made token by token.
+    /// Whether tokens may be drafted ahead: masks are worked out token by token, beside the pass, and drafts know nothing of
+    /// them.
     pub(super) fn drafts(&self) -> bool {
-        self.constraint.is_none() && self.at_end.is_none() && self.steer.is_none()
+        self.constraint.is_none()
     }
     /// Whether it can be done at all, room aside.
     pub(super) fn check(&self, exec: &Executor) -> Result<()> {
@@ -83,6 +84,8 @@ pub(super) struct Session {
     over: bool,
     begun: Instant,
     first: Option<Instant>,
+    /// What drafting ahead did.
+    pub drafts: Drafts,
 }
 
 impl Session {
@@ -103,6 +106,7 @@ impl Session {
             steered: false,
             begun: Instant::now(),
             first,
+            drafts: Drafts::default(),
         }
     }
     pub fn tell(&self, what: Told) {
@@ -126,7 +130,7 @@ impl Session {
     }
     /// A sampler that draws as this one will, and changes nothing.
     pub fn guesser(&self) -> Sampler {
-        self.sampler.clone()
+        self.sampler.guesser()
     }
     pub fn told_prefill(&self, len: u32) {
         let total = self.job.prompt.len() as u32 - self.cached;
@@ -221,7 +225,8 @@ impl Session {
             let first = self.first.unwrap_or_else(Instant::now);
             let (prefill, decode) =
                 (first - self.begun, if self.first.is_some() { first.elapsed() } else { Duration::ZERO });
-            self.tell(Told::Done(Ended { finish, cached: self.cached, prefill, decode }));
+            let (cached, drafts) = (self.cached, self.drafts);
+            self.tell(Told::Done(Ended { finish, cached, prefill, decode, drafts }));
         }
         true
     }

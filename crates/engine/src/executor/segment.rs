@@ -196,7 +196,7 @@ impl Executor {
             return Err(Error::BadMark { mark, rows: n });
         }
         self.dev.step_begins(RowClass::Many);
-        let append = self.state.reserve_segment(self.dev.as_mut(), Span { seq, ids })?;
+        let append = self.giving_way(|e| e.state.reserve_segment(e.dev.as_mut(), Span { seq, ids }))?;
         // One that was dropped was rolled back by this; its room is still taken.
         self.close_carry();
         let parts = parts(n, self.plan.chunk, marks);
@@ -219,7 +219,7 @@ impl Executor {
         let len = self.state.len(seq)?;
         // The last ones are the likeliest to be of use.
         for &rows in g.marks.iter().rev() {
-            let Ok(taking) = self.state.begin_snapshot(len + rows, park) else { break };
+            let Ok(taking) = self.giving_way(|e| e.state.begin_snapshot(len + rows, park)) else { break };
             g.taking.push((rows, taking));
         }
         Ok(())

@@ -4,6 +4,7 @@ use super::{Executor, Wanted};
 use crate::error::Result;
 use device::RowClass;
 use memory::PageId;
+use memory::pages::pages_for;
 use state::{Beginning, Fill, Park, SeqId, Snapshot, Span};
 
 impl Executor {
@@ -39,7 +40,7 @@ impl Executor {
     /// # Errors
     /// Those of state and device, also where there is no room.
     pub fn adopt_page(&mut self, bytes: &[u8]) -> Result<PageId> {
-        Ok(self.state.adopt_page(self.dev.as_mut(), bytes)?)
+        self.giving_way(|e| e.state.adopt_page(e.dev.as_mut(), bytes))
     }
     /// Takes up a snapshot whose parts `fill` gives in their order; `None` where it could not.
     ///
@@ -48,13 +49,21 @@ impl Executor {
     pub fn adopt_snapshot(&self, at: u32, park: Park, fill: Fill) -> Result<Option<Snapshot>> {
         Ok(self.state.adopt_snapshot(at, park, fill)?)
     }
-    /// Opens a sequence that has positions already.
+    /// A new, empty sequence, to which the pages of so many positions are promised. It may grow beyond them, as long as there
+    /// are pages: what is free meanwhile may serve others, who give way.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub fn open_for(&mut self, positions: u32) -> Result<SeqId> {
+        self.open_at(Beginning::default(), pages_for(positions))
+    }
+    /// A new sequence, empty or with positions already, to which so many pages of history are promised.
     ///
     /// # Errors
     /// Those of [`open`](Self::open), and a beginning that does not belong to such a length.
-    pub fn open_at(&mut self, from: Beginning) -> Result<SeqId> {
+    pub fn open_at(&mut self, from: Beginning, pages: u32) -> Result<SeqId> {
         self.watch.look();
-        Ok(self.state.open_at(self.dev.as_mut(), from)?)
+        self.giving_way(|e| e.state.open_at(e.dev.as_mut(), from, pages))
     }
     /// The pages of a sequence, by position.
     ///
@@ -80,7 +89,7 @@ impl Executor {
     }
     /// Pages of history in all.
     pub fn total_pages(&self) -> u32 {
-        self.state.limits().pages()
+        self.state.limits().pages
     }
     /// Whether sequences can only begin where a snapshot was taken.
     pub fn needs_snapshots(&self) -> bool {
@@ -95,6 +104,13 @@ impl Executor {
     /// # Errors
     /// Those of the state, also where the ledger has no room for it.
     pub fn snapshot(&mut self, s: SeqId, park: Park) -> Result<Snapshot> {
-        Ok(self.state.snapshot(self.dev.as_mut(), s, park)?)
+        self.giving_way(|e| e.state.snapshot(e.dev.as_mut(), s, park))
+    }
+    /// Whether everything is owned as often as somebody says that it is.
+    ///
+    /// # Errors
+    /// What is wrong: a fault of this program.
+    pub fn check_integrity(&self) -> Result<(), String> {
+        self.state.check_integrity()
     }
 }

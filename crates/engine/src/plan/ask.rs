@@ -17,13 +17,29 @@ pub enum Context {
     Exactly(u32),
 }
 
+/// How a predictor is kept in memory, where tokens are to be drafted. What it needs to follow the model always is there.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub enum Predictor {
+    /// All the time.
+    #[default]
+    Resident,
+    /// While an answer is made alone, as long as nobody else needs the room.
+    Leased,
+    /// The first of these that takes no room from others, neither from the context that fits nor from weights that would be
+    /// read from disk then; else nobody drafts.
+    AsItFits,
+}
+
 /// What is asked of a plan.
 #[derive(Clone, Debug)]
 pub struct Ask {
     /// Positions of a sequence.
     pub context: Context,
-    /// Sequences at a time.
+    /// Sequences at a time. They share the pages of history: those of one full sequence at least, and of each other one those
+    /// of `share` positions; more as far as memory goes.
     pub parallel: u32,
+    /// Positions that each sequence but one has room for at least, where the context is longer.
+    pub share: u32,
     /// Most rows of one `mix` call, a multiple of 64.
     pub chunk: u32,
     /// Most rows of class Few in one call; as many as sequences at least.
@@ -40,6 +56,12 @@ pub struct Ask {
     pub device_guard: Option<u64>,
     /// Most tokens that the model's predictor drafts ahead, where it has one; 0 leaves the predictor where it is.
     pub draft: u32,
+    /// How that predictor is kept.
+    pub predictor: Predictor,
+    /// Most bytes for states kept of what was read, where sequences need some to go on; `None`: none are planned.
+    pub snapshots: Option<u64>,
+    /// Whether a prompt may stop between layers for answers beside it, where there are several sequences.
+    pub stops_between_layers: bool,
     /// Prompts go layer by layer in segments of so many rows; `None`: where experts are not all in memory, in segments that
     /// follow from `machine`, else chunk by chunk.
     pub segment: Option<u32>,
@@ -54,6 +76,7 @@ impl Default for Ask {
         Ask {
             context: Context::Usual,
             parallel: 1,
+            share: super::GUARANTEE,
             chunk: 256,
             few: 1,
             kv: None,
@@ -62,6 +85,9 @@ impl Default for Ask {
             guard: u64::MAX,
             device_guard: None,
             draft: 0,
+            predictor: Predictor::default(),
+            snapshots: None,
+            stops_between_layers: false,
             segment: None,
             machine: None,
             stream: StreamAsk::default(),
@@ -90,7 +116,7 @@ impl Parts {
         Parts {
             weights: p.resident_bytes(),
             history: p.kv_bytes,
-            states: p.state_bytes,
+            states: p.state_bytes.saturating_add(if p.tier == Tier::Host { p.snapshots() } else { 0 }),
             workspace: p.workspace_bytes(),
             allowance: p.allowance,
         }

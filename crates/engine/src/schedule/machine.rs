@@ -5,6 +5,7 @@ use super::queue::{Queue, Waiting};
 use super::{Ask, Id, Limits, Outcome, Refused, Report, Room, Step};
 use memory::PAGE_POSITIONS;
 use memory::pages::pages_for;
+use std::time::Duration;
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Phase {
@@ -45,18 +46,13 @@ pub struct Schedule {
     answered: bool,
     /// Who decodes first when not all fit into a step.
     turn: usize,
-    /// Steps of one answer alone: now and then the other way of decoding is tried, whose worth may have changed.
-    alone: u32,
 }
-
-/// The other way of decoding is tried once in so many steps.
-const TRY_AGAIN: u32 = 64;
 
 impl Schedule {
     /// Nobody is there yet.
     pub fn new(limits: Limits) -> Self {
         let (costs, queue, running) = (Costs::default(), Queue::default(), Vec::new());
-        Schedule { limits, costs, queue, running, given: None, answered: false, turn: 0, alone: 0 }
+        Schedule { limits, costs, queue, running, given: None, answered: false, turn: 0 }
     }
 
     /// Takes a request; its place in the queue, 0 where it can begin at once. Slices of its prompt end at `marks`, which
@@ -86,6 +82,11 @@ impl Schedule {
         }
     }
 
+    /// Whoever drafts is away; bringing it back takes so long. Answers are made without drafts for a while.
+    pub fn drafter_left(&mut self, coming: Duration) {
+        self.costs.left(coming);
+    }
+
     /// Requests that wait, with their places.
     pub fn waiting(&self) -> impl Iterator<Item = (Id, u32)> {
         self.queue.iter().map(|w| w.id).zip(1..)
@@ -93,6 +94,10 @@ impl Schedule {
     /// Requests that were opened and not closed.
     pub fn running(&self) -> u32 {
         self.running.len() as u32
+    }
+    /// Pages set aside for a request that runs; 0 for others.
+    pub fn set_aside(&self, id: Id) -> u32 {
+        self.running.iter().find(|r| r.id == id).map_or(0, |r| r.pages)
     }
     /// Pages set aside for those that run.
     pub fn pages(&self) -> u32 {
@@ -109,9 +114,6 @@ impl Schedule {
         debug_assert!(self.given.is_none(), "a step is under way");
         let step = self.choose();
         self.given = (step != Step::Idle).then(|| step.clone());
-        if matches!(&step, Step::Speculate { .. }) || matches!(&step, Step::Decode(ids) if ids.len() == 1) {
-            self.alone = self.alone.wrapping_add(1);
-        }
         step
     }
 
@@ -143,6 +145,13 @@ impl Schedule {
                 if ended {
                     self.over(id);
                 }
+            }
+            // Whoever drafts could not come.
+            (Step::Speculate { id, .. }, Outcome::Decoded { ended }) => {
+                self.costs.decoded(1, took);
+                self.answered = true;
+                self.with(id, |r| r.len += 1);
+                ended.into_iter().for_each(|id| self.over(id));
             }
             // An outcome of another step: whoever carries steps out is at fault, and no request may hang for it.
             (step, _) => ids(&step).into_iter().for_each(|id| self.over(id)),
@@ -246,16 +255,11 @@ impl Schedule {
             (1, Some(r)) if r.ask.drafts => {
                 // A round may not outgrow what is set aside: its rows are one more than its drafts.
                 let room = (r.pages * PAGE_POSITIONS).min(self.limits.context).saturating_sub(r.len);
-                let most = self.limits.drafts.min(room.saturating_sub(1));
-                let best = self.costs.drafts(most);
-                let other = self.alone % TRY_AGAIN == TRY_AGAIN - 1;
-                if !other {
-                    best
-                } else if best == 0 {
-                    most.min(1)
-                } else {
-                    0
-                }
+                // Nor make more than was asked for.
+                let made = (r.len + 1).saturating_sub(r.ask.prompt);
+                let wanted = r.ask.most.map_or(u32::MAX, |m| m.saturating_sub(made));
+                let most = [self.limits.drafts, room.saturating_sub(1), wanted.saturating_sub(1)];
+                self.costs.drafts(most.into_iter().min().unwrap_or(0))
             }
             _ => 0,
         }
@@ -292,16 +296,16 @@ impl Schedule {
         self.limits.pages.saturating_sub(self.pages())
     }
     /// Positions of the answer that are set aside.
-    fn set_aside(&self, ask: &Ask) -> u32 {
+    fn guaranteed(&self, ask: &Ask) -> u32 {
         ask.most.unwrap_or(u32::MAX).min(self.limits.guarantee)
     }
     fn wanted(&self, ask: &Ask) -> u32 {
-        pages_for(ask.prompt.saturating_add(self.set_aside(ask)).min(self.limits.context))
+        pages_for(ask.prompt.saturating_add(self.guaranteed(ask)).min(self.limits.context))
     }
     fn most_prompt(&self, ask: &Ask) -> u32 {
         let room = self.limits.pages.saturating_mul(PAGE_POSITIONS);
         let room =
-            if room >= self.limits.context { self.limits.context } else { room.saturating_sub(self.set_aside(ask)) };
+            if room >= self.limits.context { self.limits.context } else { room.saturating_sub(self.guaranteed(ask)) };
         room.min(self.limits.context.saturating_sub(1))
     }
 }

@@ -8,7 +8,8 @@
 //! arrive -> waiting -> Open -> reading (slices of the prompt) -> decoding (alone: speculating) -> Close -> gone
 //! ```
 //!
-//! - `costs`: what steps cost, learned as they are done; how large a slice may be, how many drafts pay.
+//! - `costs`: what steps cost, learned as they are done; how large a slice may be.
+//! - `depth`: how many tokens to draft ahead.
 //! - `queue`: who waits; small requests may pass a large one that does not fit, a bounded number of times.
 //! - `machine`: the states of requests, and the choice of the next step.
 //!
@@ -18,11 +19,13 @@
 //! rows.
 
 mod costs;
+mod depth;
 mod machine;
 mod queue;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use depth::Depth;
 pub use machine::Schedule;
 
 use std::time::Duration;
@@ -100,7 +103,8 @@ pub enum Step {
     },
     /// One token for each of these.
     Decode(Vec<Id>),
-    /// A speculative round of one request, the only one that is decoding.
+    /// A speculative round of one request, the only one that is decoding. Where nobody can draft now it gets one token as by
+    /// [`Decode`](Step::Decode).
     Speculate {
         /// Whose.
         id: Id,

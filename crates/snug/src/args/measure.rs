@@ -1,6 +1,6 @@
 //! Arguments of commands that measure and foretell.
 
-use super::{MODEL_HELP, On};
+use super::{Ahead, MODEL_HELP, On};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -70,6 +70,9 @@ pub struct BenchArgs {
     /// with random weights would be if it chose like a trained one
     #[arg(long, value_name = "FILE")]
     pub route_trace: Option<PathBuf>,
+    /// Load the model's own predictor, and measure what drafting up to N tokens ahead is made of
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=16))]
+    pub draft: u32,
     #[command(flatten)]
     pub on: On,
 }
@@ -91,6 +94,11 @@ pub struct PlanArgs {
     /// Print one JSON object; sizes are bytes
     #[arg(long)]
     pub json: bool,
+    /// Count so many MiB of kept states too, as `snug serve` keeps them for models whose layers have some
+    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    pub snapshots: u32,
+    #[command(flatten)]
+    pub ahead: Ahead,
     #[command(flatten)]
     pub on: On,
 }

@@ -1,6 +1,6 @@
 //! Arguments of commands that put a model behind HTTP, or use one that is.
 
-use super::{MODEL_HELP, On};
+use super::{Ahead, MODEL_HELP, On};
 use clap::{Args, ValueEnum};
 use snug::launch::Agent;
 
@@ -82,7 +82,7 @@ pub struct ServeArgs {
     /// is without it), off
     #[arg(long, value_enum, default_value_t = Reuse::Usual)]
     pub reuse: Reuse,
-    /// Most MiB of kept states, for models whose layers have some; taken as long as memory is free
+    /// Most MiB of kept states, for models whose layers have some; fewer where memory is short
     #[arg(long, value_name = "MIB", default_value_t = 512)]
     pub snapshots: u32,
     /// Keep what was read in this directory, so that a server that is started again goes on where this one ended; it holds
@@ -107,6 +107,8 @@ pub struct ServeArgs {
     /// Say what a file says instead of running the model: script:FILE
     #[arg(long, value_name = "script:FILE")]
     pub backend: Option<String>,
+    #[command(flatten)]
+    pub ahead: Ahead,
     #[command(flatten)]
     pub on: On,
 }

@@ -1,5 +1,6 @@
 //! `snug bench`: how fast a model reads and answers on this machine, and how near that is to what its memory allows.
 
+use super::ahead::Parts;
 use super::profile::{self, Costs};
 use crate::args::BenchArgs;
 use crate::fault::{Ended, usage};
@@ -24,6 +25,7 @@ const SEED: u64 = 1;
 /// Measures and reports.
 pub fn run(a: &BenchArgs, verbose: bool) -> anyhow::Result<Ended> {
     let mut how = options(&a.on, 1)?;
+    how.ask.draft = a.draft;
     how.profile = a.profile.then(Profile::default);
     let opened = Opened::open(resolve::source(a.model.as_deref())?)?;
     how.ask.context = context(a, opened.family.spec().context)?;
@@ -38,23 +40,41 @@ pub fn run(a: &BenchArgs, verbose: bool) -> anyhow::Result<Ended> {
         model.exec.set_tap(Some(Box::new(Rerouted::new(routing))));
     }
     let times = measure(&mut model.exec, a, how.profile.as_ref())?;
+    let ahead = ahead(&mut model.exec, a)?;
     if verbose {
         say_memory(&model.exec.usage());
     }
     let costs = how.profile.map(|p| Costs::new(p.take(), times.prefill.iter().sum(), times.decode.iter().sum()));
-    let report = Report { profile: costs, ..Report::new(&mut model, a, &times, weight_bytes) };
+    let report = Report { profile: costs, ahead, ..Report::new(&mut model, a, &times, weight_bytes) };
     if a.json {
         output::json(&report)?;
     } else {
         report.show()?;
+        report.ahead.iter().try_for_each(Parts::show)?;
         report.profile.iter().for_each(profile::show);
     }
     Ok(Ended::Done)
 }
 
+/// The parts of a round of drafting, where somebody asked for drafts and somebody can make them.
+fn ahead(exec: &mut Executor, a: &BenchArgs) -> anyhow::Result<Option<Parts>> {
+    if exec.plan().draft == 0 {
+        return Ok(None);
+    }
+    let vocab = exec.family().spec().vocab;
+    let (prompt, rows) = (ids(a.prompt, vocab, 0), ids(64, vocab, 1));
+    let seq = exec.open()?;
+    exec.fill(seq, a.depth, SEED)?;
+    exec.prefill(seq, &prompt, Wanted::Last, &AtomicBool::new(false), &mut |_| {})?;
+    let parts = Parts::measure(exec, seq, &rows)?;
+    exec.close(seq)?;
+    Ok(Some(parts))
+}
+
 /// Positions to plan for.
 fn context(a: &BenchArgs, most: u32) -> anyhow::Result<Context> {
-    let needed = a.depth as u64 + a.prompt as u64 + a.generate as u64;
+    let drafts = u64::from(a.draft) + 1;
+    let needed = a.depth as u64 + a.prompt as u64 + (a.generate as u64).max(drafts);
     let context = if let Some(Context::Exactly(n)) = a.on.context { n } else { most };
     if needed > context as u64 {
         return usage(format!(
@@ -245,6 +265,9 @@ struct Report {
     /// A GPU's memory as its driver sees it.
     #[serde(skip_serializing_if = "Option::is_none")]
     card: Option<Card>,
+    /// What rounds of drafting are made of, with `--draft`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ahead: Option<Parts>,
     #[serde(skip_serializing_if = "Option::is_none")]
     profile: Option<Costs>,
     /// What reading from disk did in each round, where not all weights are in memory.
@@ -325,6 +348,7 @@ impl Report {
             bound_share: ram.map(|r| achieved / r),
             workspace: times.workspace.clone(),
             card,
+            ahead: None,
             profile: None,
             streamed: times.streamed.iter().map(|m| from_disk(a, m)).collect(),
         }

@@ -1,13 +1,16 @@
 //! `snug chat`: a conversation, line by line.
 
 use super::answer;
+use super::run::say_drafts;
 use crate::args::ChatArgs;
 use crate::fault::Ended;
 use crate::interrupt;
-use crate::load::{load, say_memory};
+use crate::load::{answering, place, say_memory};
 use crate::output::{self, Stream, note};
 use crate::progress::Bar;
+use crate::resolve;
 use anyhow::Context;
+use engine::open::Opened;
 use engine::{Conversation, Error, Event, Finish, Model, Request, Turn};
 use rustyline::error::ReadlineError;
 use rustyline::{Behavior, Config, DefaultEditor};
@@ -19,7 +22,8 @@ const HELP: &str = "/reset  forget the conversation and begin a new one\n/help  
 /// Talks until the input ends.
 pub fn run(a: &ChatArgs, verbose: bool) -> anyhow::Result<Ended> {
     answer::check(&a.sample)?;
-    let mut model = load(a.model.as_deref(), &a.on, 1, verbose)?;
+    let opened = Opened::open(resolve::source(a.model.as_deref())?)?;
+    let mut model = place(opened, &answering(&a.on, a.ahead)?, verbose)?;
     model.tokenizer()?;
     let template = model.template.take().ok_or(text::Error::NoTemplate)?;
     let mut conversation = Conversation::new(template, a.system.clone());
@@ -63,6 +67,7 @@ fn say(m: &mut Model, c: &mut Conversation, text: &str, how: &Request, verbose: 
             }
             if verbose {
                 describe(&t);
+                say_drafts(&m.exec, t.answer.drafts);
                 say_memory(&m.exec.usage());
             }
             Ok(())

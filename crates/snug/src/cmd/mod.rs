@@ -1,5 +1,6 @@
 //! One file for each command.
 
+mod ahead;
 mod answer;
 mod bench;
 mod chat;

@@ -2,7 +2,7 @@
 
 use crate::args::PlanArgs;
 use crate::fault::Ended;
-use crate::load::{budget, less, options};
+use crate::load::{answering, budget, less};
 use crate::output::{self, bytes, line};
 use crate::resolve;
 use engine::machine::{Budget, MachineProfile, Source};
@@ -33,7 +33,8 @@ struct Facts {
 /// Plans and prints.
 pub fn run(a: &PlanArgs) -> anyhow::Result<Ended> {
     let opened = Opened::open(resolve::source(a.model.as_deref())?)?;
-    let mut how = options(&a.on, 1)?;
+    let mut how = answering(&a.on, a.ahead)?;
+    how.ask.snapshots = (a.snapshots > 0).then_some(u64::from(a.snapshots) << 20);
     // A plan may be made for another machine: what was asked for counts, and what is here is told.
     let here = budget(&a.on);
     let budget = match a.on.memory {
@@ -102,6 +103,7 @@ fn as_json(f: &Facts) -> Json {
         "context": p.context,
         "parallel": p.parallel,
         "chunk": p.chunk,
+        "draft": p.draft,
         "weights": {
             "resident": share(p, Residency::Resident) - streamed,
             "leased": share(p, Residency::Leased),
@@ -120,8 +122,14 @@ fn as_json(f: &Facts) -> Json {
                 "slot_bytes": p.slot_bytes,
             })).collect::<Vec<_>>(),
         })),
-        "kv": {"format": kv_name(p), "bytes_per_position": p.kv_bytes_per_position, "total": p.kv_bytes},
+        "kv": {
+            "format": kv_name(p),
+            "bytes_per_position": p.kv_bytes_per_position,
+            "pages": p.pages,
+            "total": p.kv_bytes,
+        },
         "state": p.state_bytes,
+        "snapshots": p.snapshots(),
         "workspace": p.workspace_bytes(),
         "allowance": p.allowance,
         "total_bytes": p.total_bytes(),
@@ -172,13 +180,22 @@ fn print(f: &Facts) -> anyhow::Result<()> {
         field("", s.bytes(), what)?;
     }
     if share(p, Residency::Leased) > 0 {
-        field("", share(p, Residency::Leased), "not counted: the token predictor, in memory only while used".into())?;
+        let what = match p.draft {
+            0 => "not counted: the token predictor, which is not used",
+            _ => "not counted: of the token predictor, in memory only while it drafts and there is room",
+        };
+        field("", share(p, Residency::Leased), what.into())?;
     }
     if share(p, Residency::RowRead) > 0 {
         field("", share(p, Residency::RowRead), "not counted: tables that are read row by row from the file".into())?;
     }
-    field("history", p.kv_bytes, format!("{} bytes a position, when full", p.kv_bytes_per_position))?;
+    let positions = u64::from(p.pages) * u64::from(memory::PAGE_POSITIONS);
+    let shared = if p.parallel > 1 { format!(", {positions} of them shared by all") } else { String::new() };
+    field("history", p.kv_bytes, format!("{} bytes a position, when full{shared}", p.kv_bytes_per_position))?;
     field("states", p.state_bytes, String::new())?;
+    if p.snapshots() > 0 {
+        field("", p.snapshots(), "for states kept of what was read".into())?;
+    }
     field("workspace", p.workspace_bytes(), format!("of a step of {} rows", p.chunk))?;
     let itself = "the process itself: program, threads, tokenizer";
     let allowed = if p.host.is_some() { "the driver: code of kernels, recorded steps" } else { itself };

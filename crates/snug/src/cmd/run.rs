@@ -5,14 +5,16 @@ use super::profile::{self, Costs};
 use crate::args::RunArgs;
 use crate::fault::{Ended, usage};
 use crate::interrupt;
-use crate::load::{options, place, say_memory};
+use crate::load::{answering, place, say_memory};
 use crate::output::{self, Stream, note};
 use crate::progress::Bar;
 use crate::resolve;
 use crate::streamed::{Moment, Streamed, Watched};
 use device::Profile;
+use engine::batch::Drafts;
 use engine::open::Opened;
-use engine::{Answer, Choice, Error, Event, Finish, Model, Request, generate, machine};
+use engine::plan::GUARANTEE;
+use engine::{Answer, Choice, Error, Event, Executor, Finish, Model, Request, generate, machine};
 use serde::Serialize;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +30,7 @@ enum Asked {
 pub fn run(a: &RunArgs, begun: Instant, verbose: bool) -> anyhow::Result<Ended> {
     answer::check(&a.sample)?;
     let asked = asked(a)?;
-    let mut how = options(&a.on, 1)?;
+    let mut how = answering(&a.on, a.ahead)?;
     how.profile = a.profile.then(Profile::default);
     let mut model = place(Opened::open(resolve::source(a.model.as_deref())?)?, &how, verbose)?;
     let prompt = match asked {
@@ -66,6 +68,7 @@ pub fn run(a: &RunArgs, begun: Instant, verbose: bool) -> anyhow::Result<Ended> 
     }
     if verbose {
         say_speed(&answer, ttft);
+        say_drafts(&model.exec, answer.drafts);
         say_memory(&model.exec.usage());
     }
     Ok(if answer.finish == Finish::Cancelled { Ended::Interrupted } else { Ended::Done })
@@ -124,7 +127,9 @@ fn stream(
     let (watched, mut between) = (Watched::of(&m.exec), None);
     // Without a tokenizer there is no text, so the ids are shown.
     let show_ids = show && m.tokenizer.is_none();
-    let seq = m.exec.open()?;
+    // One answer needs no more than this; a predictor may have what it leaves.
+    let answer = req.max_tokens.unwrap_or(u32::MAX).min(GUARANTEE);
+    let seq = m.exec.open_for(answer.saturating_add(req.prompt.len() as u32))?;
     let answer = generate(&mut m.exec, m.tokenizer.as_ref(), seq, req, stop, &mut |e| {
         let written = match e {
             Event::Prefill { done, total } => {
@@ -164,6 +169,23 @@ fn say_speed(a: &Answer, ttft: Option<Duration>) {
     ));
 }
 
+/// What drafting ahead did, if it did anything.
+pub(super) fn say_drafts(exec: &Executor, d: Drafts) {
+    if d.drafted > 0 {
+        note(format_args!("debug: {} of {} tokens drafted ahead were right", d.right, d.drafted));
+    }
+    if let Some(l) = exec.leased() {
+        note(format_args!(
+            "debug: the predictor, {}, is {}; it came {} times, the last time in {:.1} ms, and could not {} times",
+            output::bytes(l.bytes),
+            if l.here { "here" } else { "away" },
+            l.attached,
+            millis(l.last),
+            l.refused
+        ));
+    }
+}
+
 fn millis(d: Duration) -> f64 {
     d.as_secs_f64() * 1e3
 }
@@ -183,6 +205,9 @@ struct Report<'a> {
     seed: u64,
     prefill_tps: f64,
     decode_tps: f64,
+    /// Tokens that were drafted ahead, and of them those that were right.
+    drafted: u32,
+    drafts_right: u32,
     ttft_ms: Option<f64>,
     peak_rss_mib: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -235,6 +260,8 @@ impl<'a> Report<'a> {
             seed,
             prefill_tps: a.prefill_tps(),
             decode_tps: a.decode_tps(),
+            drafted: a.drafts.drafted,
+            drafts_right: a.drafts.right,
             ttft_ms: ttft.map(millis),
             peak_rss_mib: peak_rss_mib(),
             logprobs: logprobs.then(|| a.choices.iter().map(|c| TokenReport::new(c, t)).collect()),

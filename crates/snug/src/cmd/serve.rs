@@ -2,7 +2,7 @@
 
 use crate::args::{Reuse, ServeArgs};
 use crate::fault::{Ended, INTERRUPTED, usage};
-use crate::load::options;
+use crate::load::answering;
 use crate::output::note;
 use crate::resolve;
 use crate::serve::{Share, engine_backend, script_backend};
@@ -105,7 +105,10 @@ fn listen_fault(e: server::Error) -> anyhow::Error {
 
 fn source(a: &ServeArgs) -> anyhow::Result<Source> {
     let Some(backend) = a.backend.as_deref() else {
-        return Ok(Source::Engine(OpenOptions { more: beside(a.queue), ..options(&a.on, 1)? }));
+        let mut how = OpenOptions { more: beside(a.queue), ..answering(&a.on, a.ahead)? };
+        how.ask.snapshots = Some(snapshots(a));
+        how.ask.stops_between_layers = true;
+        return Ok(Source::Engine(how));
     };
     let Some(file) = backend.strip_prefix("script:") else {
         return usage(format!("--backend is {backend:?}; known is script:FILE"));
@@ -119,13 +122,17 @@ fn share(a: &ServeArgs) -> anyhow::Result<Share> {
     if !(a.patience >= 1.0 && a.patience.is_finite()) {
         return usage(format!("--patience is {}; it must be 1 or more", a.patience));
     }
-    let snapshots = if a.reuse == Reuse::Off { 0 } else { (a.snapshots as u64) << 20 };
-    let keeping = Keeping { snapshots, park: Park::F32, exact: a.reuse == Reuse::Exact };
+    let keeping = Keeping { snapshots: snapshots(a), park: Park::F32, exact: a.reuse == Reuse::Exact };
     let disk = a.cache_dir.clone().map(|dir| Where { dir, most: a.cache_size });
     if disk.is_some() && (a.reuse == Reuse::Off || a.backend.is_some()) {
         return usage("--cache-dir keeps what a model read; it goes with neither --reuse off nor --backend");
     }
     Ok(Share { patience: a.patience, keeping, disk, stats: a.on.stats })
+}
+
+/// Most bytes of kept states.
+fn snapshots(a: &ServeArgs) -> u64 {
+    if a.reuse == Reuse::Off { 0 } else { u64::from(a.snapshots) << 20 }
 }
 
 /// What serving holds beyond running: measured as differences between `serve` and `run` (docs/benchmarks.md). The texts

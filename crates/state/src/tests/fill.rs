@@ -5,7 +5,7 @@ use device::{Buf, Device, Reference, RowClass, kv};
 use half::f16;
 use memory::{KvFormat, KvSpec, Ledger, RegionSizes, Tier};
 
-const LIMITS: Limits = Limits { context: 1000, parallel: 2, rows: 64, few: 2, slab_pages: 3, segment: 0 };
+const LIMITS: Limits = Limits { context: 1000, parallel: 2, pages: 8, rows: 64, few: 2, slab_pages: 3, segment: 0 };
 
 fn made() -> (State, Reference) {
     let decls = [

@@ -12,7 +12,7 @@ fn append_at(window: u32, start: u32, n: u32, fmt: KvFormat) {
     let stream = Stream::Ring { window, heads: 1, d: 2, fmt };
     let mut rig = Rig::new(
         &[Decl { layer: 4, stream }],
-        Limits { context: 2000, parallel: 2, rows: ROWS, few: 1, slab_pages: 1, segment: 0 },
+        Limits { context: 2000, parallel: 2, pages: 16, rows: ROWS, few: 1, slab_pages: 1, segment: 0 },
     );
     // The sequence in front of it, whose ring must not be touched.
     let (_, seq) = (rig.st.open().unwrap(), rig.st.open().unwrap());

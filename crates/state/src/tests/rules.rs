@@ -5,7 +5,7 @@ use device::RowClass::{Few, Many};
 use device::{Buf, Caps, Device, Meter, Reference, RowClass, View};
 use memory::{Class, KvFormat, KvSpec, Ledger, RegionSizes, Tier};
 
-const LIMITS: Limits = Limits { context: 600, parallel: 3, rows: 300, few: 4, slab_pages: 4, segment: 0 };
+const LIMITS: Limits = Limits { context: 600, parallel: 3, pages: 9, rows: 300, few: 4, slab_pages: 4, segment: 0 };
 
 fn history(layer: u32) -> Decl {
     Decl { layer, stream: Stream::History { heads: 2, d: 8, kv: KvSpec::of(KvFormat::Bf16) } }
@@ -140,7 +140,7 @@ fn a_slab_that_nobody_pays_for_is_refused_and_the_sequence_stays() {
 #[test]
 fn layer_pages_are_rounded_up_to_4096_bytes() {
     let odd = Stream::History { heads: 1, d: 3, kv: KvSpec::of(KvFormat::Bf16) };
-    let one = Limits { context: 256, parallel: 1, rows: 1, few: 1, slab_pages: 1, segment: 0 };
+    let one = Limits { context: 256, parallel: 1, pages: 1, rows: 1, few: 1, slab_pages: 1, segment: 0 };
     assert_eq!(State::bytes(&[Decl { layer: 0, stream: odd }], one).kv, 4096);
     let (st, _) =
         made(&[Decl { layer: 7, stream: Stream::History { heads: 3, d: 3, kv: KvSpec::of(KvFormat::F32) } }], one);
@@ -152,7 +152,7 @@ fn four_bit_history_of_the_27b_geometry_costs_16640_bytes_a_position() {
     let kv = KvSpec::of(KvFormat::Tq4);
     let layers: Vec<Decl> =
         (0..16).map(|layer| Decl { layer, stream: Stream::History { heads: 4, d: 256, kv } }).collect();
-    let one = Limits { context: 262_144, parallel: 1, rows: 256, few: 8, slab_pages: 1, segment: 0 };
+    let one = Limits { context: 262_144, parallel: 1, pages: 1024, rows: 256, few: 8, slab_pages: 1, segment: 0 };
     assert_eq!(State::bytes(&layers, one).kv, 262_144 * 16_640);
     assert_eq!(State::bytes(&layers, one).kv >> 20, 4_160);
     let read: u64 = layers.iter().map(|l| l.stream.read_bytes(1000)).sum();
@@ -207,7 +207,8 @@ fn declarations_and_limits_that_cannot_be_are_named() {
     assert!(limits(Limits { parallel: 0, ..LIMITS }).contains("sequence"));
     assert!(limits(Limits { rows: 0, ..LIMITS }).contains("rows"));
     assert!(limits(Limits { few: 0, ..LIMITS }).contains("Few"));
-    assert!(limits(Limits { context: i32::MAX as u32, parallel: 257, ..LIMITS }).contains("pages"));
+    assert!(limits(Limits { pages: 2, ..LIMITS }).contains("enough for a full one"));
+    assert!(limits(Limits { pages: u32::MAX, ..LIMITS }).contains("more than 2^31 - 1 pages"));
 }
 
 #[test]
@@ -484,7 +485,7 @@ fn the_meter_runs_it_and_frees_it() {
     let l = Ledger::new(&[(Tier::Host, u64::MAX)]);
     let caps = Caps { name: "none", isa: String::new(), threads: 1, borrows_host: false };
     let mut dev = Meter::new(|_, _| 0, caps);
-    let big = Limits { context: 1 << 18, parallel: 8, rows: 8192, few: 64, slab_pages: 32, segment: 0 };
+    let big = Limits { context: 1 << 18, parallel: 8, pages: 8192, rows: 8192, few: 64, slab_pages: 32, segment: 0 };
     let mut st = State::new(&all(), big, &l, &mut dev).unwrap();
     let s = st.open().unwrap();
     let kv = || l.usage()[&Tier::Host].by_class[&Class::Kv];

@@ -10,7 +10,7 @@ use memory::{KvFormat, KvSpec, PageId};
 use proptest::prelude::*;
 use std::ops::Range;
 
-const LIMITS: Limits = Limits { context: 530, parallel: 3, rows: 200, few: 6, slab_pages: 2, segment: 330 };
+const LIMITS: Limits = Limits { context: 530, parallel: 3, pages: 9, rows: 200, few: 6, slab_pages: 2, segment: 330 };
 
 /// How an append ends.
 #[derive(Clone, Debug)]
@@ -272,7 +272,7 @@ impl World {
         let len = k.rows.len() as u32;
         let (pages, tail) = k.pages.split_at((len / 256) as usize);
         let from = Beginning { len, pages, tail: tail.first().copied(), snapshot: Some(&k.snapshot) };
-        match self.rig.st.open_at(&mut self.rig.dev, from) {
+        match self.rig.st.open_at(&mut self.rig.dev, from, 3) {
             Ok(id) => self.open.push(Seq { id, tag: k.tag, rows: k.rows.clone() }),
             Err(e) => {
                 let full = matches!(e, Error::NoRoom { what: "sequences", .. });
