@@ -114,16 +114,24 @@ fn transcript() -> Vec<Turn> {
     titled.collect()
 }
 
+/// What a request was told.
 #[derive(Clone, Default)]
-struct Ear(Arc<Mutex<(Vec<u32>, u32, Option<Ended>)>>);
+struct Heard {
+    answer: Vec<u32>,
+    reused: u32,
+    ended: Option<Ended>,
+}
+
+#[derive(Clone, Default)]
+struct Ear(Arc<Mutex<Heard>>);
 
 impl Sink for Ear {
     fn tell(&self, what: Told) {
         let mut h = self.0.lock().unwrap();
         match what {
-            Told::Started { cached, .. } => h.1 = cached,
-            Told::Token(c) => h.0.push(c.id),
-            Told::Done(e) => h.2 = Some(e),
+            Told::Started { cached, .. } => h.reused = cached,
+            Told::Token(c) => h.answer.push(c.id),
+            Told::Done(e) => h.ended = Some(e),
             Told::Failed(e) => panic!("{e}"),
             _ => {}
         }
@@ -208,7 +216,7 @@ impl Rig {
         let ear = Ear::default();
         self.batch.submit(job, Box::new(ear.clone())).unwrap();
         while self.batch.turn() {}
-        let (answer, reused, ended) = ear.0.lock().unwrap().clone();
+        let Heard { answer, reused, ended } = ear.0.lock().unwrap().clone();
         assert!(ended.is_some());
         Came { answer, prompt: prompt.len() as u32, known, reused, role: turn.role }
     }
