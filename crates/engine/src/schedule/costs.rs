@@ -10,10 +10,10 @@ pub(super) const GRID: u32 = 64;
 
 /// A running mean that forgets.
 #[derive(Copy, Clone, Debug, Default)]
-pub(super) struct Mean(pub Option<f64>);
+struct Mean(Option<f64>);
 
 impl Mean {
-    pub fn see(&mut self, x: f64) {
+    fn see(&mut self, x: f64) {
         self.0 = Some(self.0.map_or(x, |old| old + WEIGHT * (x - old)));
     }
 }
@@ -30,13 +30,17 @@ pub(super) struct Costs {
 }
 
 /// Seconds of a size that may not have been seen: of the nearest that was, scaled by `per`.
-pub(super) fn near(seen: &[Mean], n: usize, per: impl Fn(usize, usize) -> f64) -> Option<f64> {
-    let known = (0..seen.len()).filter(|&i| seen[i].0.is_some());
+pub(super) fn near(seen: &[Option<f64>], n: usize, per: impl Fn(usize, usize) -> f64) -> Option<f64> {
+    let known = (0..seen.len()).filter(|&i| seen[i].is_some());
     let at = known.min_by_key(|&i| (i.abs_diff(n), i))?;
-    seen[at].0.map(|s| s * per(at, n))
+    seen[at].map(|s| s * per(at, n))
 }
 
-pub(super) fn slot(list: &mut Vec<Mean>, i: usize) -> &mut Mean {
+fn values(seen: &[Mean]) -> Vec<Option<f64>> {
+    seen.iter().map(|m| m.0).collect()
+}
+
+fn slot(list: &mut Vec<Mean>, i: usize) -> &mut Mean {
     if list.len() <= i {
         list.resize(i + 1, Mean::default());
     }
@@ -66,11 +70,11 @@ impl Costs {
     }
     /// Seconds of a decoding step: rows share the weights, so more of them are at most in proportion.
     pub(super) fn decode_s(&self, rows: u32) -> Option<f64> {
-        near(&self.decode, rows as usize, |at, n| if n > at { n as f64 / at.max(1) as f64 } else { 1.0 })
+        near(&values(&self.decode), rows as usize, |at, n| if n > at { n as f64 / at.max(1) as f64 } else { 1.0 })
     }
     /// Seconds of a whole slice.
     pub(super) fn read_s(&self, rows: u32) -> Option<f64> {
-        near(&self.read, rows.div_ceil(GRID) as usize, |at, n| n as f64 / at.max(1) as f64)
+        near(&values(&self.read), rows.div_ceil(GRID) as usize, |at, n| n as f64 / at.max(1) as f64)
     }
     /// Seconds of a round.
     pub(super) fn round_s(&self, drafts: u32) -> Option<f64> {
