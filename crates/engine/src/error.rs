@@ -52,6 +52,9 @@ pub enum Error {
     /// Drafts were asked for and nothing drafts.
     #[error("the model has no predictor of further tokens, or was opened without drafting")]
     NoDrafter,
+    /// The directory for kept prompts cannot be used.
+    #[error(transparent)]
+    Disk(#[from] crate::disk::Unusable),
     /// A second history was asked for and none was planned.
     #[error("the plan has no second history")]
     NoSecondHistory,

@@ -6,6 +6,7 @@
 pub mod batch;
 mod conversation;
 mod decode;
+pub mod disk;
 pub mod draft;
 mod error;
 mod executor;

@@ -3,6 +3,7 @@
 
 use device::CpuOptions;
 use engine::batch::{Batch, Ended, Job, Keeping, Sharing, Sink, Told};
+use engine::disk::Where;
 use engine::open::On;
 use engine::plan::Predictor;
 use engine::prefix::{Miss, Owner, Role};
@@ -236,30 +237,122 @@ fn with_drafts_too() {
 }
 
 /// A conversation of turns, each of which has all before it and something new.
-fn turns(batch: &mut Batch, vocab: u32, n: u32) -> Vec<(Vec<u32>, u32, u32)> {
-    let mut prompt = text(1, 130, vocab);
-    let mut told = Vec::new();
-    for turn in 0..n {
-        let ear = Ear::default();
-        let marks = vec![64, prompt.len() as u32 - 20];
-        batch.submit(Job { marks, ..job(prompt.clone(), Sampling::greedy(), 10) }, Box::new(ear.clone())).unwrap();
+struct Talk {
+    prompt: Vec<u32>,
+    turn: u32,
+}
+
+impl Talk {
+    fn new(vocab: u32) -> Self {
+        Talk { prompt: text(1, 130, vocab), turn: 0 }
+    }
+    /// The next turn: its answer, what was known of its prompt, and its prompt's length.
+    fn next(&mut self, batch: &mut Batch) -> (Vec<u32>, u32, u32) {
+        let vocab = batch.executor().family().spec().vocab;
+        let (ear, len) = (Ear::default(), self.prompt.len() as u32);
+        let marks = vec![64, len - 20];
+        batch.submit(Job { marks, ..job(self.prompt.clone(), Sampling::greedy(), 10) }, Box::new(ear.clone())).unwrap();
         run(batch);
         let h = ear.heard();
         assert_eq!(h.done.len(), 1, "{h:?}");
-        told.push((h.ids.clone(), h.cached.unwrap().0, prompt.len() as u32));
-        prompt.extend(&h.ids);
-        prompt.extend(text(turn + 2, 60, vocab));
+        self.prompt.extend(&h.ids);
+        self.turn += 1;
+        self.prompt.extend(text(self.turn + 1, 60, vocab));
+        (h.ids.clone(), h.cached.unwrap().0, len)
     }
-    told
+}
+
+fn turns(batch: &mut Batch, vocab: u32, n: u32) -> Vec<(Vec<u32>, u32, u32)> {
+    let mut talk = Talk::new(vocab);
+    (0..n).map(|_| talk.next(batch)).collect()
+}
+
+/// Models whose layers keep their whole history, states, and rings.
+fn kinds() -> Vec<tempfile::TempDir> {
+    let named = |f: &&str| testkit::NAMES.iter().find(|n| n.starts_with(f));
+    ["llama", "qwen3_5_moe", "gemma3"].iter().filter_map(named).map(|n| testkit::materialise(n).unwrap()).collect()
+}
+
+/// A batch that keeps what it read in a directory as well.
+fn kept_in(dir: &std::path::Path, model: &std::path::Path, exact: bool, parallel: u32) -> Batch {
+    let keeping = Keeping { exact, ..EXACT };
+    let mut batch = Batch::new(open(model.to_path_buf(), parallel, 0).exec, sharing(keeping));
+    let at = Where { dir: dir.to_path_buf(), most: 1 << 30 };
+    batch.keep_on_disk(&at, &["the tests' model"]).unwrap();
+    batch
+}
+
+#[test]
+fn another_process_goes_on_where_one_ended() {
+    for model in kinds() {
+        for exact in [false, true] {
+            let mut warm = Batch::new(open(model.path().into(), 2, 0).exec, sharing(Keeping { exact, ..EXACT }));
+            let vocab = warm.executor().family().spec().vocab;
+            let want = turns(&mut warm, vocab, 5);
+            let dir = tempfile::tempdir().unwrap();
+            let mut talk = Talk::new(vocab);
+            for (i, want) in want.iter().enumerate() {
+                // A new one for every turn.
+                let mut batch = kept_in(dir.path(), model.path(), exact, 2);
+                assert_eq!(&talk.next(&mut batch), want, "turn {i}, exact {exact}");
+                batch.save_all();
+                settled(&mut batch);
+                assert_eq!(batch.disk().unwrap().trouble(), None);
+            }
+            // Another model, or one that keeps other things, finds nothing.
+            let mut other = kept_in(dir.path(), model.path(), !exact, 2);
+            assert_eq!(Talk::new(vocab).next(&mut other).1, 0);
+        }
+    }
+}
+
+#[test]
+fn what_is_broken_on_disk_is_read_as_if_it_were_not_there() {
+    for model in kinds() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut batch = kept_in(dir.path(), model.path(), true, 2);
+        let vocab = batch.executor().family().spec().vocab;
+        let want = turns(&mut batch, vocab, 4);
+        batch.save_all();
+        drop(batch);
+        let mut files: Vec<_> = std::fs::read_dir(dir.path())
+            .unwrap()
+            .flat_map(|d| std::fs::read_dir(d.unwrap().path()).unwrap())
+            .map(|f| f.unwrap().path())
+            .collect();
+        files.sort();
+        assert!(files.len() > 3, "{files:?}");
+        let whole: Vec<Vec<u8>> = files.iter().map(|f| std::fs::read(f).unwrap()).collect();
+        for i in 0..files.len() {
+            files.iter().zip(&whole).for_each(|(f, b)| std::fs::write(f, b).unwrap());
+            let mut bytes = whole[i].clone();
+            match i % 3 {
+                0 => bytes.truncate(bytes.len() / 2),
+                1 => *bytes.last_mut().unwrap() ^= 1,
+                _ => bytes.clear(),
+            }
+            std::fs::write(&files[i], &bytes).unwrap();
+            let mut batch = kept_in(dir.path(), model.path(), true, 2);
+            let mut talk = Talk { prompt: prompt_of(&want, vocab), turn: 3 };
+            assert_eq!(talk.next(&mut batch).0, want[3].0, "{} is broken", files[i].display());
+            settled(&mut batch);
+        }
+    }
+}
+
+/// The last of these turns' prompts.
+fn prompt_of(turns: &[(Vec<u32>, u32, u32)], vocab: u32) -> Vec<u32> {
+    let mut talk = Talk::new(vocab);
+    for (turn, t) in turns[..turns.len() - 1].iter().enumerate() {
+        talk.prompt.extend(&t.0);
+        talk.prompt.extend(text(turn as u32 + 2, 60, vocab));
+    }
+    talk.prompt
 }
 
 #[test]
 fn turns_go_on_where_the_last_one_ended_and_in_exact_mode_with_the_same_answers() {
-    let dirs: Vec<_> = ["llama", "qwen3_5_moe", "gemma3"]
-        .iter()
-        .filter_map(|f| testkit::NAMES.iter().find(|n| n.starts_with(f)))
-        .map(|n| testkit::materialise(n).unwrap())
-        .collect();
+    let dirs = kinds();
     for path in dirs.iter().map(|d| d.path().to_path_buf()).chain([default_model()]) {
         let mut without = Batch::new(open(path.clone(), 2, 0).exec, sharing(OFF));
         let vocab = without.executor().family().spec().vocab;

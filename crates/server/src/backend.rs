@@ -140,7 +140,7 @@ pub enum Event {
         place: u32,
     },
     /// It runs.
-    Started,
+    Started(Known),
     /// Prompt ids read so far.
     Prefill {
         /// So far, without those that were there before.
@@ -156,6 +156,54 @@ pub enum Event {
     Done(Done),
     /// It could not be finished.
     Failed(Failure),
+}
+
+/// What of a prompt was read before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Ids that need not be read.
+    pub cached: u32,
+    /// Why not more.
+    pub miss: Miss,
+}
+
+/// Why a prompt's tokens must be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// All were known; the last is always read.
+    Nothing,
+    /// Nothing that begins like it is known.
+    Unknown,
+    /// All that was read goes on here, at this token.
+    Grows(u32),
+    /// What was read has another token here.
+    Differs(u32),
+    /// The tokens are the same up to here, but the model's state was not kept so far.
+    NoState(u32),
+    /// Nothing is kept, or this request asks for a figure of every token.
+    Off,
+}
+
+impl Miss {
+    /// Its name on the wire.
+    pub fn why(self) -> &'static str {
+        match self {
+            Miss::Nothing => "all_known",
+            Miss::Unknown => "unknown",
+            Miss::Grows(_) => "grows",
+            Miss::Differs(_) => "differs",
+            Miss::NoState(_) => "no_state",
+            Miss::Off => "off",
+        }
+    }
+    /// The first token that is not what was read before, where there is one.
+    pub fn token(self) -> Option<u32> {
+        match self {
+            Miss::Grows(at) | Miss::Differs(at) | Miss::NoState(at) => Some(at),
+            Miss::Unknown => Some(0),
+            Miss::Nothing | Miss::Off => None,
+        }
+    }
 }
 
 /// An id with what was asked about it.

@@ -102,7 +102,7 @@ pub async fn plan(State(app): Shared) -> Result<Response, Fault> {
 pub async fn requests(State(app): Shared) -> Response {
     let load = app.loading.get().map(|r| r.backend.load()).unwrap_or_default();
     let queue = json!({"running": load.running, "waiting": load.waiting, "places": load.places});
-    ok(StatusCode::OK, &json!({"requests": app.registry.list(), "queue": queue}))
+    ok(StatusCode::OK, &json!({"requests": app.registry.list(), "ended": app.registry.ended(), "queue": queue}))
 }
 
 /// `POST /tokenize`: `{"text" or "content": "...", "add_special": false, "parse_special": true}`.

@@ -22,6 +22,7 @@ pub mod line;
 mod messages;
 mod metrics;
 pub mod output;
+mod places;
 pub mod pump;
 mod registry;
 pub mod request;

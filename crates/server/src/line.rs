@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 
 use serde_json::Value;
 
-use crate::backend::{Backend, Done, Event, Facts, Failure, Job, Load, Refused, Reporter, Ticket};
+use crate::backend::{Backend, Done, Event, Facts, Failure, Job, Known, Load, Miss, Refused, Reporter, Ticket};
 
 /// Runs one job at a time.
 pub trait Run: Send {
@@ -151,7 +151,7 @@ fn drop_cancelled(q: &mut Queue) {
 }
 
 fn work(run: &mut dyn Run, job: Job, to: &Reporter) {
-    to.tell(Event::Started);
+    to.tell(Event::Started(Known { cached: 0, miss: Miss::Off }));
     let done = catch_unwind(AssertUnwindSafe(|| run.run(job, to)));
     to.tell(match done {
         Ok(Ok(done)) => Event::Done(done),
@@ -208,6 +208,8 @@ mod tests {
         }
     }
 
+    const OFF: Known = Known { cached: 0, miss: Miss::Off };
+
     fn next(t: &mut Ticket) -> Event {
         t.wait().unwrap()
     }
@@ -216,7 +218,7 @@ mod tests {
     fn jobs_wait_in_order_and_know_their_place() {
         let (line, leave) = line(2);
         let mut a = line.submit(job(1)).unwrap();
-        assert_eq!(next(&mut a), Event::Started);
+        assert_eq!(next(&mut a), Event::Started(OFF));
         let mut b = line.submit(job(2)).unwrap();
         let mut c = line.submit(job(3)).unwrap();
         assert_eq!((next(&mut b), next(&mut c)), (Event::Queued { place: 1 }, Event::Queued { place: 2 }));
@@ -224,24 +226,24 @@ mod tests {
         assert_eq!(line.load(), Load { running: 1, waiting: 2, places: 2 });
         leave.send(()).unwrap();
         assert_eq!(next(&mut c), Event::Queued { place: 1 });
-        assert_eq!(next(&mut b), Event::Started);
+        assert_eq!(next(&mut b), Event::Started(OFF));
         leave.send(()).unwrap();
         leave.send(()).unwrap();
-        assert_eq!(next(&mut c), Event::Started);
+        assert_eq!(next(&mut c), Event::Started(OFF));
     }
 
     #[test]
     fn a_dropped_ticket_frees_the_runner_and_its_place() {
         let (line, leave) = line(1);
         let mut a = line.submit(job(1)).unwrap();
-        assert_eq!(next(&mut a), Event::Started);
+        assert_eq!(next(&mut a), Event::Started(OFF));
         let b = line.submit(job(2)).unwrap();
         assert!(line.submit(job(3)).is_err());
         drop(b);
         let mut c = line.submit(job(3)).unwrap();
         assert_eq!(next(&mut c), Event::Queued { place: 1 });
         drop(a);
-        assert_eq!(next(&mut c), Event::Started);
+        assert_eq!(next(&mut c), Event::Started(OFF));
         leave.send(()).unwrap();
     }
 
@@ -249,7 +251,7 @@ mod tests {
     fn a_panic_is_one_jobs_failure() {
         let (line, leave) = line(1);
         let mut bad = line.submit(job(13)).unwrap();
-        assert_eq!(next(&mut bad), Event::Started);
+        assert_eq!(next(&mut bad), Event::Started(OFF));
         assert!(matches!(next(&mut bad), Event::Failed(Failure::Internal(_))));
         let mut good = line.submit(job(1)).unwrap();
         leave.send(()).unwrap();

@@ -16,13 +16,14 @@ use tokio::time::{Instant as Deadline, sleep_until};
 
 use crate::answer::{Answer, Answers, Step};
 use crate::app::App;
-use crate::backend::{Event, Job, Ticket};
+use crate::backend::{Event, Job, Known, Ticket};
 use crate::fault::{Fault, Kind};
 use crate::frames::Frames;
 use crate::http::conn::Conn;
 use crate::ids;
 use crate::output::{Finish, Output};
-use crate::registry::Entry;
+use crate::places;
+use crate::registry::{Entry, Reuse};
 use crate::request::GenerateRequest;
 
 /// How often a peer that closed its half of the connection is asked whether it still listens.
@@ -60,6 +61,10 @@ struct Running {
     entry: Entry,
     conn: Conn,
     failed: Option<Kind>,
+    /// For each answer's prompt, where its messages begin.
+    begins: Vec<Arc<[(u32, String)]>>,
+    /// What was known of the first prompt that was begun.
+    reuse: Option<Reuse>,
 }
 
 /// Admits a request and answers it.
@@ -104,7 +109,7 @@ async fn admit(app: &Arc<App>, request: GenerateRequest, conn: Conn) -> Result<R
         prepared.await.map_err(|_| Fault::new(Kind::Internal, "the request's reader panicked"))??;
     let ready = app.ready()?;
     let sampling = request.sampling.over(&ready.backend.facts().sampling);
-    let (mut all, mut tickets, mut prompt_tokens) = (Vec::new(), Vec::new(), 0);
+    let (mut all, mut tickets, mut prompt_tokens, mut begins) = (Vec::new(), Vec::new(), 0, Vec::new());
     for (i, p, constraint) in wanted {
         prompt_tokens += if i == 0 { p.ids.len() as u32 } else { 0 };
         let output = Output::new(&ready.voice, &p, &request.stop, ids::random());
@@ -123,6 +128,7 @@ async fn admit(app: &Arc<App>, request: GenerateRequest, conn: Conn) -> Result<R
             steer: request.reasoning.budget.and_then(|n| ready.voice.bounded_reasoning(&p, n)),
         };
         tickets.push(Some(ready.backend.submit(job)?));
+        begins.push(p.begins);
     }
     let answers = Answers {
         all,
@@ -134,7 +140,8 @@ async fn admit(app: &Arc<App>, request: GenerateRequest, conn: Conn) -> Result<R
     };
     entry.admitted(answers.prompt_tokens, request.stream);
     app.metrics.admitted(answers.prompt_tokens);
-    Ok(Running { app: Arc::clone(app), tickets, answers, status: "waiting".into(), entry, conn, failed: None })
+    let (app, status) = (Arc::clone(app), "waiting".into());
+    Ok(Running { app, tickets, answers, status, entry, conn, failed: None, begins, reuse: None })
 }
 
 impl Running {
@@ -160,7 +167,10 @@ impl Running {
     fn take(&mut self, choice: usize, event: Event) -> Result<Option<Step>, Fault> {
         match &event {
             Event::Queued { place } => self.say(format!("queued, place {place}"), "queued"),
-            Event::Started => self.say("started".into(), "prefill"),
+            Event::Started(known) => {
+                self.say("started".into(), "prefill");
+                self.known(choice, *known);
+            }
             Event::Prefill { done, total } => {
                 self.say(format!("reading the prompt, {done} of {total} tokens"), "prefill")
             }
@@ -192,6 +202,16 @@ impl Running {
         Ok(Some(step))
     }
 
+    fn known(&mut self, choice: usize, known: Known) {
+        if self.reuse.is_some() {
+            return;
+        }
+        let message = known.miss.token().and_then(|at| places::holding(&self.begins[choice], at)).cloned();
+        let reuse = Reuse { cached: known.cached, why: known.miss.why(), token: known.miss.token(), message };
+        self.entry.reuse(&reuse);
+        self.reuse = Some(reuse);
+    }
+
     fn say(&mut self, status: String, phase: &'static str) {
         if self.status != status {
             self.entry.phase(phase, &status);
@@ -216,11 +236,16 @@ impl Drop for Running {
         };
         let ttft = a.first.map(|t| t - a.begun);
         self.app.metrics.finished(how, a, ttft);
+        self.entry.ended(how);
+        let miss = self.reuse.as_ref();
         tracing::info!(
             request = self.conn.request_id(),
             finish = how,
             prompt_tokens = a.prompt_tokens,
             cached_tokens = a.cached(),
+            miss = miss.map(|m| m.why),
+            miss_token = miss.and_then(|m| m.token),
+            miss_message = miss.and_then(|m| m.message.as_deref()),
             tokens = a.made(),
             ttft_ms = ttft.map(|t| t.as_millis() as u64),
             total_ms = a.begun.elapsed().as_millis() as u64,

@@ -1,12 +1,15 @@
 //! Which requests are here now: `GET /v1/requests`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use serde_json::{Value, json};
 
-/// Requests that were not answered to the end yet.
+/// Answered requests that are shown beside them.
+const ENDED: usize = 16;
+
+/// Requests that were not answered to the end yet, and the last ones that were.
 #[derive(Clone, Debug, Default)]
 pub struct Registry(Arc<Mutex<Inner>>);
 
@@ -14,6 +17,20 @@ pub struct Registry(Arc<Mutex<Inner>>);
 struct Inner {
     next: u64,
     all: BTreeMap<u64, Info>,
+    ended: VecDeque<Value>,
+}
+
+/// What of a prompt was read before, and why not more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reuse {
+    /// Tokens that were.
+    pub cached: u32,
+    /// Why not more, by name.
+    pub why: &'static str,
+    /// The first token that is not what was read before.
+    pub token: Option<u32>,
+    /// The message that token belongs to, by the client's name for it.
+    pub message: Option<String>,
 }
 
 #[derive(Debug)]
@@ -25,6 +42,19 @@ struct Info {
     prompt_tokens: u32,
     tokens: u32,
     stream: bool,
+    reuse: Option<Reuse>,
+    finish: Option<&'static str>,
+}
+
+impl Info {
+    fn json(&self) -> Value {
+        let miss = |r: &Reuse| json!({"why": r.why, "token": r.token, "message": r.message});
+        json!({
+            "id": self.id, "phase": self.phase, "status": self.status, "seconds": self.begun.elapsed().as_secs_f64(),
+            "prompt_tokens": self.prompt_tokens, "tokens": self.tokens, "stream": self.stream,
+            "cached_tokens": self.reuse.as_ref().map(|r| r.cached), "miss": self.reuse.as_ref().map(miss),
+        })
+    }
 }
 
 impl Registry {
@@ -41,6 +71,8 @@ impl Registry {
             prompt_tokens: 0,
             tokens: 0,
             stream: false,
+            reuse: None,
+            finish: None,
         };
         inner.all.insert(key, info);
         Entry { registry: self.clone(), key }
@@ -58,14 +90,12 @@ impl Registry {
 
     /// All of them as JSON, oldest first.
     pub fn list(&self) -> Value {
-        let inner = self.lock();
-        let one = |i: &Info| {
-            json!({
-                "id": i.id, "phase": i.phase, "status": i.status, "seconds": i.begun.elapsed().as_secs_f64(),
-                "prompt_tokens": i.prompt_tokens, "tokens": i.tokens, "stream": i.stream,
-            })
-        };
-        inner.all.values().map(one).collect()
+        self.lock().all.values().map(Info::json).collect()
+    }
+
+    /// The last ones that were answered, in the order in which they ended.
+    pub fn ended(&self) -> Value {
+        self.lock().ended.iter().cloned().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -97,6 +127,16 @@ impl Entry {
         self.change(|i| (i.phase, i.status) = (phase, status.into()));
     }
 
+    /// What of its prompt was known.
+    pub fn reuse(&self, reuse: &Reuse) {
+        self.change(|i| i.reuse = Some(reuse.clone()));
+    }
+
+    /// It was answered, or will not be.
+    pub fn ended(&self, finish: &'static str) {
+        self.change(|i| i.finish = Some(finish));
+    }
+
     /// How many ids were made for it.
     pub fn made(&self, tokens: u32) {
         self.change(|i| i.tokens = tokens);
@@ -105,6 +145,14 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.registry.lock().all.remove(&self.key);
+        let mut inner = self.registry.lock();
+        let Some(info) = inner.all.remove(&self.key) else { return };
+        let Some(finish) = info.finish else { return };
+        let mut last = info.json();
+        (last["phase"], last["status"]) = ("ended".into(), finish.into());
+        inner.ended.push_back(last);
+        if inner.ended.len() > ENDED {
+            inner.ended.pop_front();
+        }
     }
 }

@@ -5,11 +5,15 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 use text::constrain::{Choice, Constraint, Matcher, Reasoning, ToolChoice as Tools};
 use text::dialect::{Dialect, OutputParser, ParserOptions, Region, Tool};
-use text::{ChatTemplate, History, Rendered, Tokenizer};
+use text::{ChatTemplate, Encoded, History, PartCache, Rendered, Tokenizer};
 
 use crate::backend::{AtEnd, Steer};
 use crate::fault::Fault;
+use crate::places;
 use crate::request::{Format, GenerateRequest, Message, Prompt, ToolChoice};
+
+/// Ids of prompts' parts that are kept: four bytes each, and the text of several long conversations.
+const KEPT_IDS: usize = 1 << 20;
 
 /// Tokenizer, template and dialect of a model.
 #[derive(Debug)]
@@ -20,6 +24,8 @@ pub struct Voice {
     pub template: Option<ChatTemplate>,
     /// How it writes reasoning and calls.
     pub dialect: Dialect,
+    /// What was tokenised before.
+    parts: PartCache,
 }
 
 /// A prompt, and how to read what comes after it.
@@ -31,6 +37,8 @@ pub struct Prepared {
     pub reading: Reading,
     /// The tools whose calls are read; none if there must be no calls.
     pub tools: Arc<[Tool]>,
+    /// Where messages begin: the first token of each, and what the client calls it.
+    pub begins: Arc<[(u32, String)]>,
 }
 
 /// How an answer is read.
@@ -60,7 +68,7 @@ impl Voice {
                 format!("there is no dialect {name:?}; there are {}", Dialect::names().collect::<Vec<_>>().join(", "))
             })?,
         };
-        Ok(Self { tokenizer, template, dialect })
+        Ok(Self { tokenizer, template, dialect, parts: PartCache::new(KEPT_IDS) })
     }
 
     /// Renders and tokenises a prompt.
@@ -78,16 +86,21 @@ impl Voice {
     pub fn prepare_one(&self, r: &GenerateRequest, prompt: &Prompt) -> Result<Prepared, Fault> {
         let offered = r.tool_choice != ToolChoice::None;
         let tools: Arc<[Tool]> = if offered { r.parsed_tools.clone().into() } else { Arc::new([]) };
-        let plain = |ids: Vec<u32>| Prepared { ids: ids.into(), reading: Reading::Plain, tools: Arc::new([]) };
+        let (none, begins) = (Arc::new([]), Arc::new([]));
+        let plain = |ids: Vec<u32>| Prepared { ids: ids.into(), reading: Reading::Plain, tools: none, begins };
         let prepared = match prompt {
             Prompt::Ids(ids) => plain(self.checked(ids)?),
-            Prompt::Text(text) => plain(self.tokenizer.encode_prompt(&Rendered::markup(text.as_str()))?),
+            Prompt::Text(text) => plain(self.encode(&Rendered::markup(text.as_str()))?.ids),
             Prompt::Messages(messages) => self.chat(r, messages, tools)?,
         };
         if prepared.ids.is_empty() {
             return Err(Fault::invalid("the prompt has no tokens"));
         }
         Ok(prepared)
+    }
+
+    fn encode(&self, prompt: &Rendered) -> text::Result<Encoded> {
+        self.tokenizer.encode_parts(prompt, &self.parts)
     }
 
     fn checked(&self, ids: &[u32]) -> Result<Vec<u32>, Fault> {
@@ -110,7 +123,7 @@ impl Voice {
             let what = format_args!("holds a part of type {kind:?}; this model reads text only");
             return Err(Fault::field(format!("{}.content", at(*i)), what));
         }
-        let history = history.for_template(template.source());
+        let mut history = history.for_template(template.source());
         let extra = self.extra(r);
         let shown = r.tools.as_slice();
         let prompt = text::Prompt {
@@ -123,7 +136,7 @@ impl Voice {
         let mut rendered = template.render(&prompt, &self.tokenizer)?;
         let inside_reasoning = self.dialect.opens_reasoning(rendered.text());
         let mut begun = Vec::new();
-        if let Some(prefill) = &history.prefill {
+        if let Some(prefill) = history.prefill.take() {
             let before = rendered.text().len();
             if let (true, Some(end)) = (inside_reasoning, self.dialect.reasoning_end()) {
                 rendered.push_markup(end);
@@ -131,16 +144,20 @@ impl Voice {
             } else if self.dialect.name() == "harmony" {
                 rendered.push_markup("<|channel|>final<|message|>");
             }
-            rendered.push_content(prefill);
+            rendered.push_content(&prefill);
             // White space at its end belongs to what the model says next.
             let mut shown = Rendered::default();
             let added = &rendered.text()[before..rendered.text().len() - prefill.len()];
             shown.push_markup(added);
             shown.push_content(prefill.trim_end());
             begun = self.tokenizer.encode_rest(&with_head(shown), 1)?;
+            history.messages.push(serde_json::json!({"content": prefill}));
+            history.given.push(messages.len() - 1);
         }
-        let ids = self.tokenizer.encode_prompt(&rendered)?.into();
-        Ok(Prepared { ids, reading: Reading::Dialect { inside_reasoning, begun }, tools })
+        let encoded = self.encode(&rendered)?;
+        let begins = places::messages(rendered.text(), &encoded, &self.tokenizer, &history.messages);
+        let begins = begins.into_iter().map(|(token, i)| (token, at(history.given[i]))).collect();
+        Ok(Prepared { ids: encoded.ids.into(), reading: Reading::Dialect { inside_reasoning, begun }, tools, begins })
     }
 
     /// Variables for the template: the client's, and its wishes about reasoning under the names templates look for.

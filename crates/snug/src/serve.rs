@@ -3,6 +3,7 @@
 mod shared;
 
 use engine::batch::{Batch, Keeping, Sharing};
+use engine::disk::{self, Where};
 use engine::open::{self, Opened};
 use engine::{Choice, Model, OpenOptions};
 use memory::Plan;
@@ -15,12 +16,14 @@ use shared::Shared;
 use std::sync::Arc;
 
 /// How requests share a model.
-#[derive(Copy, Clone, Debug)]
+#[derive(Clone, Debug)]
 pub struct Share {
     /// Most time between two tokens of an answer beside a prompt, in times of what it takes without.
     pub patience: f64,
     /// What is kept of what was read.
     pub keeping: Keeping,
+    /// Where it is kept beyond the process.
+    pub disk: Option<Where>,
     /// Whether to say what reading weights from disk did, each time that nothing is left to do.
     pub stats: bool,
 }
@@ -42,6 +45,7 @@ pub fn engine_backend(
     if let Some(said) = opened.settle(&mut how) {
         tracing::debug!("device: {said}");
     }
+    let of = share.disk.as_ref().map(|_| disk::of_checkpoint(&opened.ck)).unwrap_or_default();
     let model = Model::load(opened, &how, &mut |p| loading.progress(p.done, p.total))?;
     let Model { exec, tokenizer, template, sampling, name: own } = model;
     let tokenizer = tokenizer.ok_or_else(|| engine::Error::NoTokenizer(own.clone()))?;
@@ -57,7 +61,11 @@ pub fn engine_backend(
         sampling: usual(&sampling),
     };
     let plan = described(plan);
-    let batch = Batch::new(exec, Sharing { places: queue, patience: share.patience, keeping: share.keeping });
+    let mut batch = Batch::new(exec, Sharing { places: queue, patience: share.patience, keeping: share.keeping });
+    if let Some(at) = &share.disk {
+        batch.keep_on_disk(at, &[&of, &disk::of_tokenizer(&voice.tokenizer)])?;
+        tracing::info!(dir = %at.dir.display(), most_bytes = at.most, "prompts are kept on disk");
+    }
     let shared = Shared::new(facts, plan, batch, (Arc::clone(&voice), share.stats), queue)?;
     Ok(Ready { voice, backend: Arc::new(shared) })
 }

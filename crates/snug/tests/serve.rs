@@ -155,3 +155,114 @@ fn requests_beside_each_other_get_the_answers_that_they_get_alone() {
     });
     assert_eq!(want, got);
 }
+
+/// Requests of a conversation whose answers are a part of it.
+struct Talk(Vec<Value>);
+
+impl Talk {
+    fn new() -> Self {
+        Talk(vec![json!({"role": "system", "content": "You tell stories for children. ".repeat(20)})])
+    }
+    /// The next answer, what was known of its prompt, and its prompt's length.
+    fn next(&mut self, s: &Served) -> (String, u64, u64) {
+        let n = self.0.len();
+        self.0.push(
+            json!({"role": "user", "content": format!("Tell me story {n} about a lighthouse, a cat and the sea.")}),
+        );
+        let r = s.json("/v1/chat/completions", &json!({"messages": self.0, "max_tokens": 80, "temperature": 0}));
+        self.0.push(json!({"role": "assistant", "content": content(&r)}));
+        let u = &r["usage"];
+        let cached = u["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        (content(&r).to_owned(), cached, u["prompt_tokens"].as_u64().unwrap())
+    }
+}
+
+/// Files and their bytes, once nothing is written any more.
+fn settled(dir: &std::path::Path) -> Vec<(std::path::PathBuf, u64)> {
+    let list = || {
+        let dirs = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        let files = dirs.flat_map(|d| std::fs::read_dir(d.path()).into_iter().flatten().flatten());
+        let mut all: Vec<_> = files.filter_map(|f| Some((f.path(), f.metadata().ok()?.len()))).collect();
+        all.sort();
+        all
+    };
+    let (mut last, mut since) = (list(), std::time::Instant::now());
+    while since.elapsed().as_millis() < 300 || last.iter().any(|f| f.0.extension().is_some_and(|e| e == "tmp")) {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        let now = list();
+        if now != last {
+            (last, since) = (now, std::time::Instant::now());
+        }
+    }
+    last
+}
+
+#[test]
+fn a_server_that_was_killed_goes_on_from_its_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    for reuse in ["usual", "exact"] {
+        let cache = dir.path().join(reuse);
+        let args = [&default_model(), "--reuse", reuse, "--cache-dir", cache.to_str().unwrap()];
+        let warm = Served::start(&args[..3]);
+        let (mut talk, mut same) = (Talk::new(), Talk::new());
+        let s = Served::start(&args);
+        for _ in 0..2 {
+            assert_eq!(talk.next(&s), same.next(&warm));
+        }
+        assert!(settled(&cache).len() >= 3);
+        // Without a word of warning.
+        drop(s);
+        let s = Served::start(&args);
+        let (got, want) = (talk.next(&s), same.next(&warm));
+        assert_eq!(got, want, "{reuse}: the first turn is restored as far as a server that lived on has it");
+        assert!(got.1 > 150, "{got:?}");
+        let after = settled(&cache);
+        drop(s);
+        if reuse == "usual" {
+            continue;
+        }
+        // Half of every file: all of them are passed over, and what is asked is answered.
+        for (f, n) in &after {
+            std::fs::OpenOptions::new().write(true).open(f).unwrap().set_len(n / 2).unwrap();
+        }
+        let s = Served::start(&args);
+        let (got, want) = (talk.next(&s), same.next(&warm));
+        assert_eq!((got.1, got.0), (0, want.0));
+    }
+}
+
+#[test]
+fn two_servers_may_share_a_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = [&default_model(), "--reuse", "exact", "--cache-dir", dir.path().to_str().unwrap()];
+    let plain = Served::start(&[args[0], "--reuse", "off"]);
+    let mut talk = Talk::new();
+    let want: Vec<String> = (0..3).map(|_| talk.next(&plain).0).collect();
+    let (a, b) = (Served::start(&args), Served::start(&args));
+    let drive = |s: &Served| {
+        let mut talk = Talk::new();
+        (0..3).map(|_| talk.next(s).0).collect::<Vec<_>>()
+    };
+    std::thread::scope(|scope| {
+        let (x, y) = (scope.spawn(|| drive(&a)), scope.spawn(|| drive(&b)));
+        assert_eq!((x.join().unwrap(), y.join().unwrap()), (want.clone(), want.clone()));
+    });
+    settled(dir.path());
+    assert_eq!((a.terminate(), b.terminate()), (Some(0), Some(0)));
+    // What one of them wrote serves a third.
+    let c = Served::start(&args);
+    let mut again = Talk(talk.0[..talk.0.len() - 2].to_vec());
+    let got = again.next(&c);
+    assert_eq!(got.0, want[2]);
+    assert!(got.1 > 150, "{got:?}");
+}
+
+#[test]
+fn a_directory_that_cannot_be_used_is_named() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    let run = |args: &[&str]| common::snug(&[&["serve", "--port", "0"], args].concat());
+    let said = run(&[&default_model(), "--cache-dir", path]);
+    assert!(said.code != Some(0) && said.err.contains(path), "{said:?}");
+    assert!(run(&["--cache-dir", path, "--reuse", "off"]).failed(2).contains("--cache-dir"));
+}

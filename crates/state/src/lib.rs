@@ -17,6 +17,7 @@
 //! - `layers`: the memory behind each layer's stream.
 //! - `sequence`: sequences by generational id.
 //! - `share`: sequences that begin where others were: shared pages and snapshots.
+//! - `carry`: pages and snapshots as bytes, to be kept elsewhere.
 //! - `room`: free pages and free recurrent slots.
 //! - `append`: the rows of one append, from reservation to its end.
 //! - `park`: recurrent states as bytes for keeping, in f32, bf16 or int8.
@@ -24,6 +25,7 @@
 //! - `table`: what a step's ops read about its rows, at fixed device addresses.
 
 mod append;
+mod carry;
 mod decl;
 mod error;
 mod fill;
@@ -38,9 +40,10 @@ mod table;
 mod tests;
 
 pub use append::{Append, PART_ROWS, Span};
+pub use carry::Fill;
 pub use decl::{Bytes, Decl, Limits, Stream, position_bytes, slab_pages, snapshot_bytes};
 pub use error::{Error, Result};
 pub use park::Park;
 pub use sequence::SeqId;
-pub use share::{Beginning, Snapshot};
+pub use share::{Beginning, Snapshot, Taking};
 pub use store::{Recurrent, State};

@@ -6,7 +6,7 @@
 //!
 //! Pages can have an owner beside sequences, who [keeps](State::keep_pages) them after these are closed.
 
-use crate::append::Span;
+use crate::append::{Append, Span};
 use crate::error::{Error, Result};
 use crate::fill::with_sides;
 use crate::park::Park;
@@ -33,12 +33,28 @@ impl Snapshot {
     pub fn at(&self) -> u32 {
         self.at
     }
+    /// One of these parts, read elsewhere.
+    pub(crate) fn new(at: u32, park: Park, states: Vec<[Vec<u8>; 2]>, rings: Vec<Vec<u8>>, paid: Reservation) -> Self {
+        Snapshot { at, park, states, rings, _paid: paid }
+    }
+    /// How it is kept.
+    pub fn park(&self) -> Park {
+        self.park
+    }
+    /// All its bytes, in an order that follows from the model.
+    pub fn parts(&self) -> impl Iterator<Item = &[u8]> + Clone {
+        let states = self.states.iter().flatten();
+        states.chain(&self.rings).map(Vec::as_slice)
+    }
     /// Bytes it holds.
     pub fn bytes(&self) -> u64 {
-        let states = self.states.iter().flatten().map(Vec::len);
-        (states.chain(self.rings.iter().map(Vec::len)).sum::<usize>()) as u64
+        self.parts().map(|p| p.len() as u64).sum()
     }
 }
+
+/// A snapshot of a segment's sequence at a place within the segment, taken as each layer passes it.
+#[derive(Debug)]
+pub struct Taking(Snapshot);
 
 /// What a sequence may begin with.
 #[derive(Copy, Clone, Debug, Default)]
@@ -133,7 +149,7 @@ impl State {
             _ => Ok(()),
         }
     }
-    fn owned(&self, pages: &[PageId]) -> Result<()> {
+    pub(crate) fn owned(&self, pages: &[PageId]) -> Result<()> {
         let is = |p: &PageId| p.0 < self.room.pages.total() && self.room.pages.owners(*p) > 0;
         if pages.iter().all(is) { Ok(()) } else { Err(Error::Beginning("a page of it is free")) }
     }
@@ -189,6 +205,47 @@ impl State {
         Ok(Snapshot { at, park, states, rings, _paid: paid })
     }
 
+    /// Begins a snapshot at `at` positions, to be taken layer by layer.
+    ///
+    /// # Errors
+    /// [`Error::OverBudget`] where the ledger has no room for it.
+    pub fn begin_snapshot(&self, at: u32, park: Park) -> Result<Taking> {
+        let paid = self.ledger.reserve(Tier::Host, Class::State, "a snapshot", self.snapshot_bytes(park))?;
+        Ok(Taking(Snapshot { at, park, states: Vec::new(), rings: Vec::new(), _paid: paid }))
+    }
+
+    /// Takes what a layer has behind the rows of an append that were run so far. Layers come in their order.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`]; what the device says.
+    pub fn take_layer(&self, dev: &mut dyn Device, a: &Append, layer: u32, t: &mut Taking) -> Result<()> {
+        if let Some(r) = self.recurrent_of(a, layer)? {
+            let rows = self.layers.states().map(|(l, _)| l).zip(self.state_rows());
+            let cols = rows.into_iter().find(|(l, _)| *l == layer).map_or(1, |(_, cols)| cols);
+            t.0.states.push(park_layer(dev, &r, cols, t.0.park)?);
+        }
+        let Some(own) = self.ring_of(a)? else { return Ok(()) };
+        let of = self.layers.histories().filter(|(l, _)| *l == layer).flat_map(with_sides);
+        for v in of.map(|(_, _, v)| v).filter(|v| v.ring > 0) {
+            t.0.rings.push(read(dev, ring(&v, own)?)?);
+        }
+        Ok(())
+    }
+
+    /// Layers that keep something, from `first` on.
+    pub fn layers_from(&self, first: u32) -> Vec<u32> {
+        let states = self.layers.states().map(|(l, _)| l);
+        let mut all: Vec<u32> = states.chain(self.layers.histories().map(|(l, _)| l)).filter(|&l| l >= first).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Ends a snapshot; `None` where not all layers were taken.
+    pub fn end_snapshot(&self, t: Taking) -> Option<Snapshot> {
+        let all = t.0.states.len() == self.layers.states().count() && t.0.rings.len() == self.rings().count();
+        all.then_some(t.0)
+    }
+
     /// Bytes of a snapshot of any sequence that has positions.
     pub fn snapshot_bytes(&self, park: Park) -> u64 {
         let states = self.layers.states().zip(self.state_rows()).map(|((_, v), cols)| {
@@ -226,7 +283,7 @@ impl State {
     }
 
     /// Rings of every kind: of layers with windows, and the pages beside histories.
-    fn rings(&self) -> impl Iterator<Item = StreamView> {
+    pub(crate) fn rings(&self) -> impl Iterator<Item = StreamView> {
         self.layers.histories().flat_map(with_sides).map(|(_, _, v)| v).filter(|v| v.ring > 0)
     }
 }

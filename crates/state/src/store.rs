@@ -136,7 +136,11 @@ impl State {
     /// Backs the slabs that the spans' new pages need. Slabs that were backed before a refusal stay, idle, until
     /// [`trim`](Self::trim). Where the pool has not so many pages at all, taking them says so.
     pub(crate) fn grow(&mut self, dev: &mut dyn Device, spans: &[Span]) -> Result<()> {
-        let wanted = Pending::pages_wanted(spans, &self.seqs)?;
+        self.back(dev, Pending::pages_wanted(spans, &self.seqs)?)
+    }
+
+    /// Backs slabs until so many pages can be taken.
+    pub(crate) fn back(&mut self, dev: &mut dyn Device, wanted: u32) -> Result<()> {
         for slab in self.room.pages.missing(wanted).unwrap_or_default() {
             let pages = self.room.pages.pages_of(slab);
             let bytes = self.layers.page_bytes(pages.len() as u32);
@@ -370,6 +374,12 @@ impl State {
         let slot = lane.pending.as_ref().and_then(|p| p.slots().next());
         let Some((_, r)) = self.layers.states().find(|(l, _)| *l == layer) else { return Ok(None) };
         slot.map(|s| recurrent_at(layer, &r, s)).transpose()
+    }
+
+    /// The rings that an append of a single span writes.
+    pub(crate) fn ring_of(&self, a: &Append) -> Result<Option<SlotId>> {
+        let lane = self.own(a)?;
+        Ok(lane.pending.as_ref().and_then(|p| p.rings().next()))
     }
 
     /// Whether every page has as many owners as there are sequences and others that say so, every slot one, and every

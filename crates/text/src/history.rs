@@ -30,6 +30,8 @@ const TOOL_ERROR: &str = "[tool error]\n";
 pub struct History {
     /// The messages.
     pub messages: Vec<Value>,
+    /// For each of them the index of the given message it begins with.
+    pub given: Vec<usize>,
     /// Text the answer begins with, taken off the end of the messages.
     pub prefill: Option<String>,
     /// Parts that are not text: index into the given messages, and the part's `type`.
@@ -88,8 +90,9 @@ impl Reader {
         }
     }
 
-    fn push(&mut self, message: Value) {
+    fn push(&mut self, index: usize, message: Value) {
         self.late = false;
+        self.history.given.push(index);
         self.history.messages.push(message);
     }
 
@@ -97,14 +100,14 @@ impl Reader {
         let text = self.content(index, m)?.0;
         let text = text.as_str().ok_or("a system message must be text")?;
         match self.history.messages.last_mut() {
-            None => self.push(json!({"role": "system", "content": text})),
+            None => self.push(index, json!({"role": "system", "content": text})),
             Some(last) if last["role"] == "system" => append(last, text),
             Some(last) => {
                 let marked = format!("<system>\n{text}\n</system>");
                 if last["role"] == "user" && last["content"].is_string() {
                     append(last, &marked);
                 } else {
-                    self.push(json!({"role": "user", "content": marked}));
+                    self.push(index, json!({"role": "user", "content": marked}));
                 }
                 self.late = true;
             }
@@ -119,7 +122,7 @@ impl Reader {
             self.late = false;
             return Ok(());
         }
-        self.push(keep_name(json!({"role": "user", "content": content}), m));
+        self.push(index, keep_name(json!({"role": "user", "content": content}), m));
         Ok(())
     }
 
@@ -145,7 +148,7 @@ impl Reader {
         if !calls.is_empty() {
             out["tool_calls"] = calls.into();
         }
-        self.push(out);
+        self.push(index, out);
         Ok(())
     }
 
@@ -166,7 +169,7 @@ impl Reader {
                 _ => {}
             }
         }
-        self.push(json!({"role": "tool", "tool_call_id": id, "name": name, "content": content}));
+        self.push(index, json!({"role": "tool", "tool_call_id": id, "name": name, "content": content}));
         Ok(())
     }
 
@@ -216,6 +219,7 @@ impl Reader {
         {
             self.history.prefill = Some(text.to_owned()).filter(|t| !t.is_empty());
             messages.pop();
+            self.history.given.pop();
         }
         self.history
     }

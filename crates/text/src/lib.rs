@@ -26,4 +26,4 @@ pub use history::{History, RAW_ARGUMENTS};
 pub use rendered::Rendered;
 pub use stop::{StopHit, StopMatcher};
 pub use template::{ChatTemplate, Prompt};
-pub use tokenizer::{GgufVocab, HfFiles, Specials, Tokenizer, pre_name};
+pub use tokenizer::{Encoded, GgufVocab, HfFiles, PartCache, Specials, Tokenizer, pre_name};

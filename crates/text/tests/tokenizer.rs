@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::OnceLock};
 
 use proptest::prelude::*;
 use serde::Deserialize;
-use text::{Error, GgufVocab, HfFiles, Rendered, Specials, Tokenizer};
+use text::{Error, GgufVocab, HfFiles, PartCache, Rendered, Specials, Tokenizer};
 
 const BYTE_BPE: &str = include_str!("data/byte_bpe.json");
 
@@ -225,6 +225,42 @@ fn the_rest_of_a_prompt_continues_it() {
     assert_ne!(rest[0], t.bos().unwrap());
     assert_ne!(rest, word, "no space before a word that goes on");
     assert_eq!(t.encode_rest(&p, 3).unwrap(), word, "the space is the text's own");
+}
+
+#[test]
+fn parts_that_were_tokenised_before_give_the_same_ids() {
+    let c = spm_cases();
+    let (with, without) = (spm_vocab(&c, true), spm_vocab(&c, false));
+    let spm = |v: &GgufVocab<'_>| Tokenizer::from_gguf(v).unwrap();
+    for (t, [open, close]) in
+        [(hf(), ["<|im_start|>", "<|im_end|>"]), (spm(&with), ["<s>", "</s>"]), (spm(&without), ["<s>", "</s>"])]
+    {
+        let kept = PartCache::new(1 << 16);
+        let mut p = Rendered::default();
+        let words = "the rest of a long enough part, with  spaces\n\n and é 漢字 ";
+        for turn in 0..6 {
+            let before = kept.ids();
+            p.push_markup(&format!("{open}user\n"));
+            p.push_content(&format!(" {words}{turn} {close} quoted {open}{words}"));
+            p.push_markup(&format!("{close}\n{words}{open}{close}"));
+            let want = t.encode_prompt(&p).unwrap();
+            for _ in 0..2 {
+                let got = t.encode_parts(&p, &kept).unwrap();
+                assert_eq!(got.ids, want, "turn {turn}");
+                for (byte, i) in got.borders {
+                    let bytes = t.token_bytes(got.ids[i]).unwrap();
+                    assert!(t.is_special(got.ids[i]) && p.text().as_bytes()[byte..].starts_with(bytes), "turn {turn}");
+                }
+            }
+            assert!(turn < 2 || kept.ids() - before < want.len() / turn, "only what is new is tokenised");
+        }
+        let plain = Rendered::markup(words);
+        assert_eq!(t.encode_parts(&plain, &kept).unwrap().ids, t.encode_prompt(&plain).unwrap());
+        assert_eq!(
+            t.encode_parts(&Rendered::default(), &kept).unwrap().ids,
+            t.encode_prompt(&Rendered::default()).unwrap()
+        );
+    }
 }
 
 #[test]

@@ -6,7 +6,9 @@
 //!
 //! - `session`: one request, from its prompt to its last token.
 //! - `reuse`: pages and snapshots of what was read before.
+//! - `kept`: what of it goes to disk and comes back.
 
+mod kept;
 mod reuse;
 mod session;
 
@@ -145,6 +147,31 @@ impl Batch {
         Batch { exec, schedule: Schedule::new(limits), sessions, reuse, segment: None, next: 0, told, tokens: 0 }
     }
 
+    /// Keeps what was read on disk as well, so that another process can go on with it. `of` tells the model from all
+    /// others: its [files](crate::disk::of_checkpoint) and its [vocabulary](crate::disk::of_tokenizer).
+    ///
+    /// # Errors
+    /// A directory that cannot be used; where memory has no room for pages on their way.
+    pub fn keep_on_disk(&mut self, at: &crate::disk::Where, of: &[&str]) -> Result<()> {
+        self.reuse.keep_on_disk(at, of, &mut self.exec)
+    }
+    /// Whether something waits to be written to disk.
+    pub fn saving(&self) -> bool {
+        self.reuse.disk.as_ref().is_some_and(|d| d.busy())
+    }
+    /// What was written to disk; `None` where nothing is kept there.
+    pub fn disk(&self) -> Option<&std::sync::Arc<crate::disk::Figures>> {
+        self.reuse.disk.as_ref().map(|d| d.figures())
+    }
+    /// Waits until all that is to be kept is handed to the thread that writes it. Dropping the batch waits for that.
+    pub fn save_all(&mut self) {
+        while self.saving() {
+            if !self.reuse.pump(&mut self.exec) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
     /// The executor.
     pub fn executor(&mut self) -> &mut Executor {
         &mut self.exec
@@ -166,12 +193,16 @@ impl Batch {
     /// [`Error::QueueFull`]; nothing was told then.
     pub fn submit(&mut self, mut job: Job, to: Box<dyn Sink>) -> Result<()> {
         job.check(&self.exec)?;
-        // Every slice of a prompt reads all experts that are not in memory: such prompts are not cut.
-        let whole = self.exec.cache_figures().is_some();
-        job.marks = if whole { Vec::new() } else { on_grid(&job.marks, job.prompt.len() as u32) };
+        let prompt = job.prompt.len() as u32;
+        // Segments keep states where they pass marks. Other slices end there, unless each of them would read all weights
+        // that are not in memory.
+        let layered = matches!(self.exec.plan().order, Order::LayerOuter { .. });
+        let whole = self.exec.cache_figures().is_some() && !layered;
+        job.marks = if whole { Vec::new() } else { marks(&job.marks, prompt, self.reuse.exact()) };
+        let cuts: &[u32] = if layered { &[] } else { &job.marks };
         let id = Id(self.next);
-        let ask = Ask { prompt: job.prompt.len() as u32, most: job.max_tokens, drafts: job.drafts() };
-        self.schedule.arrive(id, ask, &job.marks).map_err(|e| self.refused(e, &job))?;
+        let ask = Ask { prompt, most: job.max_tokens, drafts: job.drafts() };
+        self.schedule.arrive(id, ask, cuts).map_err(|e| self.refused(e, &job))?;
         self.next += 1;
         let vocab = self.exec.family().spec().vocab;
         self.sessions.insert(id, Session::new(job, to, vocab));
@@ -194,13 +225,14 @@ impl Batch {
         self.drop_gone();
         let step = self.schedule.step();
         if step == Step::Idle {
-            return false;
+            return self.reuse.pump(&mut self.exec);
         }
         let leased = self.exec.leased();
         self.lease(&step);
         let begun = Instant::now();
         let outcome = self.carry_out(step);
         self.schedule.done((outcome, begun.elapsed()));
+        self.reuse.pump(&mut self.exec);
         self.lost(leased);
         self.tell_places();
         true
@@ -336,7 +368,7 @@ impl Batch {
         let under_way = self.segment.as_ref().is_some_and(|(of, _)| *of == id);
         let logits = if s.job.prompt_logprobs {
             s.read_reporting(&mut self.exec, &ids)?
-        } else if under_way || self.in_parts(rows, layers) {
+        } else if under_way || self.in_parts(rows, layers) || self.has_marks(id, len, rows) {
             match self.part(id, &ids, layers, wanted)? {
                 Some(logits) => logits,
                 None => return Ok(Outcome::Read { ended: false }),
@@ -359,6 +391,13 @@ impl Batch {
         matches!(plan.order, Order::LayerOuter { .. }) && (few_layers || rows > plan.chunk)
     }
 
+    /// Whether states are to be kept within a slice, which only segments can.
+    fn has_marks(&self, id: Id, len: u32, rows: u32) -> bool {
+        let layered = matches!(self.exec.plan().order, Order::LayerOuter { .. });
+        let inside = |s: &Session| s.job.marks.iter().any(|&m| m > len && m < len + rows);
+        layered && self.exec.needs_snapshots() && self.sessions.get(&id).is_some_and(inside)
+    }
+
     /// Takes a slice some layers further; its logits when it was the last of them.
     fn part(&mut self, id: Id, ids: &[u32], layers: u32, wanted: Option<Wanted>) -> Result<Option<Vec<f32>>> {
         let seq = self.session(id)?.seq.ok_or(Error::NoSession)?;
@@ -368,7 +407,8 @@ impl Batch {
                 if let Some((_, g)) = other {
                     self.exec.abandon(g)?;
                 }
-                self.exec.segment(seq, ids, &[])?
+                let s = self.sessions.get(&id).ok_or(Error::NoSession)?;
+                self.reuse.segment(&mut self.exec, &s.job, seq, ids)?
             }
         };
         let mut over = false;
@@ -382,7 +422,11 @@ impl Batch {
             }
         }
         if over {
-            return self.exec.finish(g, wanted).map(Some);
+            let (logits, kept) = self.exec.finish_keeping(g, wanted)?;
+            if let Some(s) = self.sessions.get(&id) {
+                self.reuse.taken(&mut self.exec, s, kept);
+            }
+            return Ok(Some(logits));
         }
         self.segment = Some((id, g));
         Ok(None)
@@ -476,10 +520,13 @@ impl Batch {
     }
 }
 
-/// Marks on the grid of rows, before the prompt's last id, and the last place on it.
-fn on_grid(marks: &[u32], prompt: u32) -> Vec<u32> {
+/// Marks before the prompt's last id. Exact ones lie on the grid of rows, of which the last place is one.
+fn marks(marks: &[u32], prompt: u32, exact: bool) -> Vec<u32> {
     let last = prompt.saturating_sub(1);
-    let mut all: Vec<u32> = marks.iter().chain([&last]).map(|m| m.min(&last) / PART_ROWS * PART_ROWS).collect();
+    let mut all: Vec<u32> = match exact {
+        false => marks.iter().map(|m| *m.min(&last)).collect(),
+        true => marks.iter().chain([&last]).map(|m| m.min(&last) / PART_ROWS * PART_ROWS).collect(),
+    };
     all.retain(|&m| m > 0);
     all.sort_unstable();
     all.dedup();

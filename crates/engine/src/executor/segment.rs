@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use device::{Act, Device, Region, RowClass, Rows, View};
 use memory::Order;
 use model::{Carry, Cx, Drafter, Family};
-use state::{Append, PART_ROWS, Recurrent, SeqId, Span, State};
+use state::{Append, PART_ROWS, Park, Recurrent, SeqId, Snapshot, Span, State, Taking};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use weights::{ExpertSource, Resident};
@@ -157,6 +157,8 @@ pub struct Segment {
     x: Carry,
     parts: Vec<Range<u32>>,
     marks: Vec<u32>,
+    /// Snapshots at marks, with their rows.
+    taking: Vec<(u32, Taking)>,
 }
 
 impl Segment {
@@ -201,12 +203,26 @@ impl Executor {
         self.dev.arena().open(Region::Carry);
         self.carrying = true;
         match self.embedded(&append, ids, &parts) {
-            Ok(x) => Ok(Segment { append, layer: 0, x, parts, marks: marks.to_vec() }),
+            Ok(x) => Ok(Segment { append, layer: 0, x, parts, marks: marks.to_vec(), taking: Vec::new() }),
             Err(e) => {
                 self.undo(append)?;
                 Err(e)
             }
         }
+    }
+
+    /// Keeps states and rings at the marks of a segment that was just begun, as long as the ledger has room for them.
+    ///
+    /// # Errors
+    /// Those of the state.
+    pub fn keep_at_marks(&mut self, g: &mut Segment, seq: SeqId, park: Park) -> Result<()> {
+        let len = self.state.len(seq)?;
+        // The last ones are the likeliest to be of use.
+        for &rows in g.marks.iter().rev() {
+            let Ok(taking) = self.giving_way(|e| e.state.begin_snapshot(len + rows, park)) else { break };
+            g.taking.push((rows, taking));
+        }
+        Ok(())
     }
 
     fn embedded(&mut self, append: &Append, ids: &[u32], parts: &[Range<u32>]) -> Result<Carry> {
@@ -254,8 +270,11 @@ impl Executor {
         let (state, append, l) = (&self.state, &g.append, g.layer);
         let t =
             Through { family, resident, state, append, chunk: self.plan.chunk, tile: self.plan.tile(), drafter: None };
-        let marks = &g.marks;
+        let (marks, taking) = (&g.marks, &mut g.taking);
         let mut on_part = |dev: &mut dyn Device, rows: u32| {
+            for (_, t) in taking.iter_mut().filter(|(at, _)| *at == rows) {
+                state.take_layer(dev, append, l, t)?;
+            }
             let here = marks.contains(&rows).then(|| state.recurrent_of(append, l)).transpose()?.flatten();
             here.map_or(Ok(()), |state| on_mark(dev, Passed { rows, state }))
         };
@@ -273,14 +292,23 @@ impl Executor {
     /// # Errors
     /// [`Error::Unfinished`] before the last layer, and those of state and device. The segment is rolled back then.
     pub fn finish(&mut self, g: Segment, wanted: Option<Wanted>) -> Result<Vec<f32>> {
+        self.finish_keeping(g, wanted).map(|(logits, _)| logits)
+    }
+
+    /// The same, and what was [kept at marks](Self::keep_at_marks), by position.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    pub fn finish_keeping(&mut self, mut g: Segment, wanted: Option<Wanted>) -> Result<(Vec<f32>, Vec<Snapshot>)> {
         let (done, of) = (g.layer, self.family.spec().n_layers);
-        let ended = if done == of { self.ends(&g, wanted) } else { Err(Error::Unfinished { done, of }) };
+        let ended = if done == of { self.ends(&mut g, wanted) } else { Err(Error::Unfinished { done, of }) };
         match ended {
             Ok(logits) => {
                 let n = g.append.n();
+                let kept = g.taking.drain(..).rev().filter_map(|(_, t)| self.state.end_snapshot(t)).collect();
                 self.close_carry();
                 self.state.commit(g.append, &[n])?;
-                Ok(logits)
+                Ok((logits, kept))
             }
             Err(e) => {
                 self.undo(g.append)?;
@@ -289,10 +317,10 @@ impl Executor {
         }
     }
 
-    fn ends(&mut self, g: &Segment, wanted: Option<Wanted>) -> Result<Vec<f32>> {
+    fn ends(&mut self, g: &mut Segment, wanted: Option<Wanted>) -> Result<Vec<f32>> {
         self.dev.step_begins(RowClass::Many);
         let mut all = Vec::new();
-        for part in &g.parts {
+        for part in &g.parts.clone() {
             let n = part.len() as u32;
             let pick: Vec<i32> = match wanted {
                 Some(Wanted::All) => (0..n as i32).collect(),
@@ -300,9 +328,21 @@ impl Executor {
                 _ => Vec::new(),
             };
             all.extend(self.ends_part(g, part, &pick)?);
+            self.take_beyond(g, part.end)?;
         }
         self.dev.step_ends();
         Ok(all)
+    }
+
+    /// Takes what a drafter has behind so many rows, where that is to be kept: its layers lie behind the model's.
+    fn take_beyond(&mut self, g: &mut Segment, rows: u32) -> Result<()> {
+        let layers = self.state.layers_from(self.family.spec().n_layers);
+        for (_, t) in g.taking.iter_mut().filter(|(at, _)| *at == rows) {
+            for &l in &layers {
+                self.state.take_layer(self.dev.as_mut(), &g.append, l, t)?;
+            }
+        }
+        Ok(())
     }
 
     /// Logits of the rows `pick` of a part.

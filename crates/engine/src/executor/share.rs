@@ -5,7 +5,7 @@ use crate::error::Result;
 use device::RowClass;
 use memory::PageId;
 use memory::pages::pages_for;
-use state::{Beginning, Park, SeqId, Snapshot, Span};
+use state::{Beginning, Fill, Park, SeqId, Snapshot, Span};
 
 impl Executor {
     /// Reads a slice of a prompt in one pass: at most a chunk of ids. Logits as `wanted`, none where that is `None`.
@@ -19,6 +19,35 @@ impl Executor {
             None => self.step_silently(&span, &all)?,
         };
         Ok(logits.unwrap_or_default())
+    }
+    /// Bytes of a page over all layers.
+    pub fn page_bytes(&self) -> u64 {
+        self.state.page_bytes()
+    }
+    /// What fixes the meaning of bytes that are kept of sequences.
+    pub fn format(&self) -> String {
+        self.state.format()
+    }
+    /// Copies a page's bytes in place of what `to` holds.
+    ///
+    /// # Errors
+    /// Those of state and device.
+    pub fn read_page(&mut self, page: PageId, to: &mut Vec<u8>) -> Result<()> {
+        Ok(self.state.read_page(self.dev.as_mut(), page, to)?)
+    }
+    /// Takes a page for bytes that were read from one. The caller is its owner.
+    ///
+    /// # Errors
+    /// Those of state and device, also where there is no room.
+    pub fn adopt_page(&mut self, bytes: &[u8]) -> Result<PageId> {
+        self.giving_way(|e| e.state.adopt_page(e.dev.as_mut(), bytes))
+    }
+    /// Takes up a snapshot whose parts `fill` gives in their order; `None` where it could not.
+    ///
+    /// # Errors
+    /// Where the ledger has no room for it.
+    pub fn adopt_snapshot(&self, at: u32, park: Park, fill: Fill) -> Result<Option<Snapshot>> {
+        Ok(self.state.adopt_snapshot(at, park, fill)?)
     }
     /// A new, empty sequence, to which the pages of so many positions are promised. It may grow beyond them, as long as there
     /// are pages: what is free meanwhile may serve others, who give way.

@@ -9,14 +9,17 @@
 //! with recurrent states or rings only at an *anchor*, a position at which those were kept.
 //!
 //! - `tree`: nodes, finding, inserting, evicting.
+//! - `prompt`: where in a prompt anchors may be, and whose it is.
 //! - `anchors`: which of a conversation's anchors are kept when not all can be.
 
 mod anchors;
+mod prompt;
 #[cfg(test)]
 mod tests;
 mod tree;
 
 pub use anchors::{Anchor, Kind, thin};
+pub use prompt::{marks, owner};
 pub use tree::{Found, Miss, Taken, Tree};
 
 /// A snapshot that somebody keeps: recurrent states and rings at one position.

@@ -22,7 +22,12 @@ fn a_prompt_that_goes_on_shares_whole_pages_and_copies_the_last() {
     new.extend([9, 9, 9]);
     let found = t.find(&new);
     assert_eq!((found.resume, found.pages, found.tail), (600, pages(0, 512), Some(PageId(2))));
-    assert_eq!(found.miss, Miss::Differs { at: 600 });
+    assert_eq!(found.miss, Miss::Grows { at: 600 });
+    assert_eq!(
+        (t.find(&ids(0, 300)).miss, t.find(&[&ids(0, 512)[..], &[9]].concat()).miss),
+        (Miss::Nothing, Miss::Differs { at: 512 })
+    );
+    assert_eq!(t.find(&[&ids(0, 550)[..], &[9]].concat()).miss, Miss::Differs { at: 550 });
     // The last id is read again, for its logits.
     let again = t.find(&old);
     assert_eq!((again.resume, again.miss), (599, Miss::Nothing));

@@ -45,6 +45,11 @@ pub enum Miss {
     Nothing,
     /// Nothing like it was ever read.
     Unknown,
+    /// All that was read is known, and goes on here.
+    Grows {
+        /// The first position that is new.
+        at: u32,
+    },
     /// The ids differ from here on.
     Differs {
         /// The first position that does.
@@ -55,6 +60,8 @@ pub enum Miss {
         /// Positions that are the same.
         same: u32,
     },
+    /// Nothing is kept, or all of it must be read.
+    Off,
 }
 
 /// What telling of a sequence changed.
@@ -97,6 +104,7 @@ impl Tree {
             0 => Miss::Unknown,
             m if m == ids.len() && resume == most => Miss::Nothing,
             _ if resume < most => Miss::NoAnchor { same: matched as u32 },
+            m if self.ends_at(&path, m) => Miss::Grows { at: m as u32 },
             m => Miss::Differs { at: m as u32 },
         };
         let whole = resume as usize / PAGE;
@@ -108,6 +116,15 @@ impl Tree {
             self.nodes[n].used = self.clock;
         }
         found
+    }
+
+    /// Whether nothing is known behind the first `matched` ids of a path.
+    fn ends_at(&self, path: &[At], matched: usize) -> bool {
+        let ends = |&n: &At| {
+            let node = &self.nodes[n];
+            (path.len() - 1) * PAGE + node.ids.len() == matched && node.children.is_empty()
+        };
+        path.last().is_none_or(ends)
     }
 
     /// The nodes along `ids`, the last perhaps in part, and how many ids they share with it.
@@ -146,6 +163,22 @@ impl Tree {
             }
         }
         (0, None)
+    }
+
+    /// How many of `ids` are known.
+    pub fn matched(&self, ids: &[u32]) -> u32 {
+        self.walk(ids).1 as u32
+    }
+    /// The whole pages along `ids`, as far as they are known.
+    pub fn whole(&self, ids: &[u32]) -> Vec<PageId> {
+        let (path, matched) = self.walk(ids);
+        path[..matched / PAGE].iter().filter_map(|&n| self.nodes[n].page).collect()
+    }
+    /// The pages that have all of `ids`, each with all of its ids; none where not all are known.
+    pub fn along(&self, ids: &[u32]) -> Vec<(Vec<u32>, PageId)> {
+        let (path, matched) = self.walk(ids);
+        let path = if matched == ids.len() { path } else { Vec::new() };
+        path.iter().filter_map(|&n| Some((self.nodes[n].ids.clone(), self.nodes[n].page?))).collect()
     }
 
     /// Tells what a sequence holds: `ids`, in these pages, one for each 256. For ids that it knew it keeps the page it has.

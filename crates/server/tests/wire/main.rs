@@ -9,6 +9,7 @@ mod limits;
 mod messages;
 mod requests;
 mod responses;
+mod reuse;
 mod rig;
 mod streams;
 mod tools;

@@ -69,6 +69,8 @@ pub struct Setup {
     pub template: Option<&'static str>,
     pub places: u32,
     pub ready: bool,
+    /// In place of the script.
+    pub backend: Option<Arc<dyn Backend>>,
 }
 
 impl Default for Setup {
@@ -81,6 +83,7 @@ impl Default for Setup {
             template: Some(TEMPLATE),
             places: 64,
             ready: true,
+            backend: None,
         }
     }
 }
@@ -130,7 +133,8 @@ impl Rig {
         let template = s.template.map(|t| ChatTemplate::new(t).unwrap());
         let voice = Arc::new(Voice::new(vocabulary(s.markers), template, s.dialect).unwrap());
         let script = Script::parse(s.script.to_string().as_bytes(), &voice.tokenizer).unwrap();
-        let line: Arc<dyn Backend> = Arc::new(script.backend("scripted", &voice, s.places).unwrap());
+        let line: Arc<dyn Backend> =
+            s.backend.unwrap_or_else(|| Arc::new(script.backend("scripted", &voice, s.places).unwrap()));
         let prompts = Arc::new(Mutex::new(Vec::new()));
         let backend: Arc<dyn Backend> =
             Arc::new(Remembering { inner: line, voice: Arc::clone(&voice), prompts: Arc::clone(&prompts) });

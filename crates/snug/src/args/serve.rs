@@ -85,6 +85,13 @@ pub struct ServeArgs {
     /// Most MiB of kept states, for models whose layers have some; fewer where memory is short
     #[arg(long, value_name = "MIB", default_value_t = 512)]
     pub snapshots: u32,
+    /// Keep what was read in this directory, so that a server that is started again goes on where this one ended; it holds
+    /// prompts and answers, and nothing else should be in it
+    #[arg(long, value_name = "DIR")]
+    pub cache_dir: Option<std::path::PathBuf>,
+    /// Most bytes of it; what was used longest ago goes first
+    #[arg(long, value_name = "SIZE", default_value = "16GiB", value_parser = super::size, requires = "cache_dir")]
+    pub cache_size: u64,
     /// Most MiB of a request's body
     #[arg(long, value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub max_body: u32,

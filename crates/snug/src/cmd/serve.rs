@@ -9,6 +9,7 @@ use crate::serve::{Share, engine_backend, script_backend};
 use anyhow::{Context, anyhow};
 use engine::OpenOptions;
 use engine::batch::{Keeping, Park};
+use engine::disk::Where;
 use engine::open::Opened;
 use server::{Config, Loading, Server};
 use std::net::SocketAddr;
@@ -41,12 +42,13 @@ pub fn run(a: &ServeArgs, verbose: bool) -> anyhow::Result<Ended> {
 }
 
 async fn serve(a: &ServeArgs, config: Config, opened: Opened, source: Source) -> anyhow::Result<Ended> {
+    let share = share(a)?;
     let (mut interrupted, mut terminated) = (watch(SignalKind::interrupt())?, watch(SignalKind::terminate())?);
     let loading = Loading::default();
     let server = Server::bind(config, loading.clone()).await.map_err(listen_fault)?;
     note(format_args!("listening on http://{}", server.address()));
     let (loaded, outcome) = oneshot::channel();
-    let (name, dialect, queue, share) = (a.name.clone(), a.dialect.clone(), a.queue, share(a)?);
+    let (name, dialect, queue) = (a.name.clone(), a.dialect.clone(), a.queue);
     std::thread::Builder::new()
         .name("load".into())
         .spawn(move || {
@@ -121,7 +123,11 @@ fn share(a: &ServeArgs) -> anyhow::Result<Share> {
         return usage(format!("--patience is {}; it must be 1 or more", a.patience));
     }
     let keeping = Keeping { snapshots: snapshots(a), park: Park::F32, exact: a.reuse == Reuse::Exact };
-    Ok(Share { patience: a.patience, keeping, stats: a.on.stats })
+    let disk = a.cache_dir.clone().map(|dir| Where { dir, most: a.cache_size });
+    if disk.is_some() && (a.reuse == Reuse::Off || a.backend.is_some()) {
+        return usage("--cache-dir keeps what a model read; it goes with neither --reuse off nor --backend");
+    }
+    Ok(Share { patience: a.patience, keeping, disk, stats: a.on.stats })
 }
 
 /// Most bytes of kept states.
@@ -136,10 +142,12 @@ fn beside(queue: u32) -> u64 {
     const SERVER: u64 = 5 << 20;
     /// What holds answers to a schema, made when the first one asks for it.
     const CONSTRAINTS: u64 = 22 << 20;
+    /// Ids of prompts that were tokenised before.
+    const IDS: u64 = 4 << 20;
     /// A connection with its request and what is kept of its answer.
     const CONNECTION: u64 = 40 << 10;
     // One runs, the others wait.
-    SERVER + CONSTRAINTS + CONNECTION * (u64::from(queue) + 1)
+    SERVER + CONSTRAINTS + IDS + CONNECTION * (u64::from(queue) + 1)
 }
 
 fn config(a: &ServeArgs) -> anyhow::Result<Config> {

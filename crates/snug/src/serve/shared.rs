@@ -3,23 +3,22 @@
 use super::{failure, token, wanted};
 use crate::streamed::{Moment, Streamed, Watched};
 use engine::batch::{self, Batch, Sink, Told};
-use engine::prefix::{Anchor, Kind, Owner, Role, thin};
+use engine::prefix::{self, Role};
 use serde_json::Value;
-use server::backend::{Backend, Done, Event, Facts, Job, Load, Reason, Refused, Reporter, Ticket};
+use server::backend::{Backend, Done, Event, Facts, Job, Known, Load, Miss, Reason, Refused, Reporter, Ticket};
 use server::voice::Voice;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-/// Places in a prompt at which reading can go on later.
-const MARKS: usize = 12;
-/// Ids by which a conversation is known: its beginning, as all of its turns have it.
-const BEGINNING: usize = 512;
 /// Answers no longer than this are no part of a conversation: titles, summaries, checks.
 const ASIDE: u32 = 64;
+
+/// How often it is looked whether the disk has room for more.
+const DISK: Duration = Duration::from_millis(2);
 
 /// A backend in front of a [`Batch`].
 pub struct Shared {
@@ -134,13 +133,26 @@ impl AtWork {
             self.say(busy);
             match (busy, more) {
                 (true, _) => {}
-                (false, false) => return,
+                (false, false) => break,
                 // Nothing to do until something comes, or the last sender is gone.
-                (false, true) => match self.taken.recv() {
+                (false, true) => match self.wait() {
                     Ok(next) => self.submit(next),
-                    Err(_) => return,
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => break,
                 },
             }
+        }
+        self.batch.save_all();
+    }
+
+    /// Waits for a job; not for long while something is on its way to the disk.
+    fn wait(&mut self) -> Result<(Job, Reporter), RecvTimeoutError> {
+        if let Some(what) = self.batch.disk().and_then(|d| d.trouble()) {
+            tracing::warn!(what, "a prompt could not be kept on disk");
+        }
+        match self.batch.saving() {
+            true => self.taken.recv_timeout(DISK),
+            false => self.taken.recv().map_err(|_| RecvTimeoutError::Disconnected),
         }
     }
 
@@ -194,8 +206,8 @@ impl AtWork {
         let (voice, ignore) = (Arc::clone(&self.voice), job.ignore_eos);
         let aside = job.max_tokens.is_some_and(|n| n <= ASIDE);
         batch::Job {
-            marks: marks(&self.voice, &job.prompt),
-            from: (if aside { Role::Side } else { Role::Main }, owner(&job.prompt)),
+            marks: prefix::marks(&job.prompt, |id| self.voice.tokenizer.is_special(id)),
+            from: (if aside { Role::Side } else { Role::Main }, prefix::owner(&job.prompt)),
             sampling: wanted(job.sampling, job.logprobs),
             max_tokens: job.max_tokens,
             constraint: job.constraint,
@@ -208,22 +220,15 @@ impl AtWork {
     }
 }
 
-/// Where messages and their parts begin: at markup. Of many those are taken that a later prompt most likely shares.
-fn marks(voice: &Voice, prompt: &[u32]) -> Vec<u32> {
-    let special = |(_, id): &(u32, &u32)| voice.tokenizer.is_special(**id);
-    let at = (0..).zip(prompt).filter(special).map(|(at, _)| at).filter(|&at| at > 0);
-    let mut all: Vec<Anchor> = at.map(|at| Anchor { at, kind: Kind::Message }).collect();
-    if let Some(first) = all.first_mut() {
-        first.kind = Kind::Root;
+fn why(miss: prefix::Miss) -> Miss {
+    match miss {
+        prefix::Miss::Nothing => Miss::Nothing,
+        prefix::Miss::Unknown => Miss::Unknown,
+        prefix::Miss::Grows { at } => Miss::Grows(at),
+        prefix::Miss::Differs { at } => Miss::Differs(at),
+        prefix::Miss::NoAnchor { same } => Miss::NoState(same),
+        prefix::Miss::Off => Miss::Off,
     }
-    let gone = thin(&all, MARKS);
-    all.iter().enumerate().filter(|(i, _)| gone.binary_search(i).is_err()).map(|(_, a)| a.at).collect()
-}
-
-fn owner(prompt: &[u32]) -> Owner {
-    let mut h = DefaultHasher::new();
-    prompt[..prompt.len().min(BEGINNING)].hash(&mut h);
-    Owner(h.finish())
 }
 
 /// A client at the other end of a ticket.
@@ -233,7 +238,7 @@ impl Sink for Client {
     fn tell(&self, what: Told) {
         self.0.tell(match what {
             Told::Queued(place) => Event::Queued { place },
-            Told::Started { .. } => Event::Started,
+            Told::Started { cached, miss } => Event::Started(Known { cached, miss: why(miss) }),
             Told::Prefill { done, total } => Event::Prefill { done, total },
             Told::PromptToken(c) => Event::PromptToken(token(c)),
             Told::Token(c) => Event::Token(token(c)),

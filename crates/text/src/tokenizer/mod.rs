@@ -5,6 +5,7 @@ mod bpe;
 mod byte_level;
 mod gguf;
 mod hf;
+mod parts;
 mod pieces;
 mod pre;
 mod spm;
@@ -16,6 +17,7 @@ use std::{
 
 pub use gguf::GgufVocab;
 pub use hf::HfFiles;
+pub use parts::PartCache;
 
 use crate::{Error, Rendered, Result, constrain::Vocabulary};
 use added::{Added, Span};
@@ -48,6 +50,15 @@ pub struct Tokenizer {
     ids: Ids,
     /// For constrained decoding; built when first needed.
     vocabulary: OnceLock<Vocabulary>,
+}
+
+/// A prompt's ids, and where its markup stands.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Encoded {
+    /// The ids.
+    pub ids: Vec<u32>,
+    /// Special tokens: the byte of the prompt's text at which each begins, and its place among the ids. Both rise.
+    pub borders: Vec<(usize, usize)>,
 }
 
 /// The ids with a role, and what is put around a prompt.
@@ -98,13 +109,54 @@ impl Tokenizer {
     /// As [`encode`](Self::encode).
     pub fn encode_prompt(&self, prompt: &Rendered) -> Result<Vec<u32>> {
         let mut ids = self.encode_rest(prompt, 0)?;
-        if self.ids.add_bos
-            && let Some(bos) = self.ids.bos
-            && ids.first() != Some(&bos)
-        {
+        if let Some(bos) = self.bos_before(&ids) {
             ids.insert(0, bos);
         }
         Ok(ids)
+    }
+
+    /// The same ids, those of parts that were tokenised before from `kept`, and where special tokens stand.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_parts(&self, prompt: &Rendered, kept: &PartCache) -> Result<Encoded> {
+        let (text, mut all) = (prompt.text(), Encoded::default());
+        for span in self.spans(prompt, 0) {
+            match span.id {
+                Some(id) => {
+                    if self.is_special(id) {
+                        all.borders.push((span.range.start, all.ids.len()));
+                    }
+                    all.ids.push(id);
+                }
+                None => {
+                    let (part, first) = (&text[span.range.clone()], span.range.start == 0);
+                    all.ids.extend(kept.get(part, first, || self.encode_part(part, first))?.iter());
+                }
+            }
+        }
+        if let Some(bos) = self.bos_before(&all.ids) {
+            all.ids.insert(0, bos);
+            all.borders.iter_mut().for_each(|(_, i)| *i += 1);
+        }
+        Ok(all)
+    }
+
+    /// Ids of text without special tokens: a prompt's first, or what stands behind a special token.
+    fn encode_part(&self, part: &str, first: bool) -> Result<Vec<u32>> {
+        let span = |range| Span { range, id: None };
+        if first || matches!(self.core, Core::Spm(_)) {
+            return self.encode_spans(part, &[span(0..part.len())]);
+        }
+        // Something stands before it, as rules look whether a text begins here.
+        let text = format!("\n{part}");
+        let spans = [Span { range: 0..1, id: Some(0) }, span(1..text.len())];
+        Ok(self.encode_spans(&text, &spans)?.split_off(1))
+    }
+
+    /// BOS, where it must be put in front.
+    fn bos_before(&self, ids: &[u32]) -> Option<u32> {
+        self.ids.bos.filter(|bos| self.ids.add_bos && ids.first() != Some(bos))
     }
 
     /// Ids of the part of a prompt behind byte `from`, to continue a sequence that stands for the part before: without
@@ -117,15 +169,7 @@ impl Tokenizer {
         if !text.is_char_boundary(from) {
             return Err(Error::Encode(format!("byte {from} is not where a character of the prompt begins")));
         }
-        let mut spans = Vec::new();
-        let mut at = from;
-        for range in prompt.protected().iter().filter(|r| r.end > from) {
-            let start = range.start.max(from);
-            self.added.find(text, at..start, Specials::Parse, &mut spans);
-            self.added.find(text, start..range.end, Specials::Plain, &mut spans);
-            at = range.end;
-        }
-        self.added.find(text, at..text.len(), Specials::Parse, &mut spans);
+        let mut spans = self.spans(prompt, from);
         if from == 0 {
             return self.encode_spans(text, &spans);
         }
@@ -137,6 +181,19 @@ impl Tokenizer {
                 Ok(self.encode_spans(text, &spans)?.split_off(1))
             }
         }
+    }
+
+    /// The prompt behind byte `from`, cut at its special tokens.
+    fn spans(&self, prompt: &Rendered, from: usize) -> Vec<Span> {
+        let (text, mut spans, mut at) = (prompt.text(), Vec::new(), from);
+        for range in prompt.protected().iter().filter(|r| r.end > from) {
+            let start = range.start.max(from);
+            self.added.find(text, at..start, Specials::Parse, &mut spans);
+            self.added.find(text, start..range.end, Specials::Plain, &mut spans);
+            at = range.end;
+        }
+        self.added.find(text, at..text.len(), Specials::Parse, &mut spans);
+        spans
     }
 
     fn encode_spans(&self, text: &str, spans: &[Span]) -> Result<Vec<u32>> {
