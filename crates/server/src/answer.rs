@@ -138,14 +138,48 @@ impl Answer {
         self.items.iter_mut().filter(|i| matches!(i, Item::Call { .. })).nth(index as usize)
     }
 
-    /// All text.
+    /// All text. What stood on both sides of reasoning or a call does not run together.
     pub fn text(&self) -> String {
-        self.items.iter().filter_map(|i| if let Item::Text(t) = i { Some(t.as_str()) } else { None }).collect()
+        let (mut all, mut joint) = (String::new(), Joint::default());
+        for i in &self.items {
+            match i {
+                Item::Text(t) => {
+                    all.push_str(joint.before(t));
+                    all.push_str(t);
+                }
+                _ => joint.apart(),
+            }
+        }
+        all
     }
 
     /// All reasoning.
     pub fn reasoning(&self) -> String {
         self.items.iter().filter_map(|i| if let Item::Reasoning(t) = i { Some(t.as_str()) } else { None }).collect()
+    }
+}
+
+/// What goes between two pieces of text where something else stood between them. The parser takes the white space there
+/// away, so that texts put together would run into each other.
+#[derive(Debug, Default)]
+pub struct Joint {
+    last: Option<char>,
+    apart: bool,
+}
+
+impl Joint {
+    /// Something that is no text came.
+    pub fn apart(&mut self) {
+        self.apart = true;
+    }
+
+    /// What goes before this text, which is the next.
+    pub fn before(&mut self, text: &str) -> &'static str {
+        let (Some(first), Some(last)) = (text.chars().next(), text.chars().next_back()) else { return "" };
+        let apart = std::mem::take(&mut self.apart);
+        let before = self.last.replace(last);
+        let runs_on = before.is_some_and(|b| !b.is_whitespace()) && !first.is_whitespace();
+        if apart && runs_on { "\n\n" } else { "" }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
 use crate::backend::Backend;
@@ -117,6 +117,8 @@ pub struct App {
     pub store: Store,
     /// No new requests.
     pub stopping: AtomicBool,
+    /// Those that are here are broken off.
+    cut: watch::Sender<bool>,
     /// When the server started, in seconds since 1970.
     pub created: u64,
 }
@@ -131,8 +133,20 @@ impl App {
             metrics: Metrics::default(),
             store: Store::default(),
             stopping: AtomicBool::new(false),
+            cut: watch::Sender::new(false),
             created: crate::ids::now(),
         }
+    }
+
+    /// Breaks off the answers that are being made.
+    pub fn cut_off(&self) {
+        self.cut.send_replace(true);
+    }
+
+    /// Waits until answers are to be broken off.
+    pub async fn cut(&self) {
+        // The sender is here as long as anybody waits.
+        let _ = self.cut.subscribe().wait_for(|cut| *cut).await;
     }
 
     /// The model.

@@ -32,6 +32,8 @@ pub trait Backend: Send + Sync {
 pub struct Facts {
     /// The model's name.
     pub name: String,
+    /// Other names by which it can be asked for.
+    pub aliases: Vec<String>,
     /// The architecture's name.
     pub architecture: String,
     /// Most positions of prompt and answer together.
@@ -253,6 +255,8 @@ pub enum Failure {
     },
     /// The server's fault; what it says goes to the log and, shortened, to the client.
     Internal(String),
+    /// The server ends before the job does.
+    Stopping,
 }
 
 /// Why a job was not taken.

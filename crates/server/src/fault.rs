@@ -110,6 +110,7 @@ impl From<Failure> for Fault {
             Failure::Request { field: Some(f), what } => Self::field(f, what),
             Failure::Request { field: None, what } => Self::invalid(what),
             Failure::Internal(what) => Self::new(Kind::Internal, what),
+            Failure::Stopping => Self::new(Kind::Unavailable, "the server is stopping and the answer is broken off"),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -14,8 +15,17 @@ use crate::fault::{Fault, Kind};
 use crate::http::read_body;
 use crate::json::{self, Fields};
 use crate::pump::json as ok;
+use crate::wire::Wire;
 
 type Shared = State<Arc<App>>;
+
+/// An id in a path, which may be bytes that are no text.
+pub type Id = Result<Path<String>, PathRejection>;
+
+/// An id; one that is no text is nobody's.
+pub fn named(id: Id) -> String {
+    id.map_or_else(|_| String::from(char::REPLACEMENT_CHARACTER), |Path(id)| id)
+}
 
 /// `GET /`, `HEAD /`.
 pub async fn root() -> &'static str {
@@ -50,13 +60,18 @@ pub async fn models(State(app): Shared) -> Result<Response, Fault> {
 }
 
 /// `GET /v1/models/{id}`.
-pub async fn model(State(app): Shared, Path(id): Path<String>) -> Result<Response, Fault> {
-    let ready = app.ready()?;
-    if id != ready.backend.facts().name {
-        let what = format!("there is no model {id:?} here; there is {:?}", ready.backend.facts().name);
-        return Err(Fault::new(Kind::NotFound, what));
-    }
-    Ok(ok(StatusCode::OK, &describe(&app, ready)))
+pub async fn model(State(app): Shared, headers: HeaderMap, id: Id) -> Response {
+    let found = || {
+        let ready = app.ready()?;
+        let f = ready.backend.facts();
+        let id = named(id);
+        if id != f.name && !f.aliases.contains(&id) {
+            let what = format!("there is no model {id:?} here; there is {:?}", f.name);
+            return Err(Fault::new(Kind::NotFound, what));
+        }
+        Ok(ok(StatusCode::OK, &describe(&app, ready)))
+    };
+    found().unwrap_or_else(|f| Wire::of("/v1/models", &headers).response(&f))
 }
 
 fn describe(app: &App, ready: &Ready) -> Value {
@@ -65,14 +80,15 @@ fn describe(app: &App, ready: &Ready) -> Value {
     if ready.voice.template.is_some() {
         capabilities.extend(["chat", "structured_output"]);
     }
-    if ready.calls() {
+    if ready.voice.calls() {
         capabilities.push("tools");
     }
     if ready.reasons() {
         capabilities.push("reasoning");
     }
     json!({
-        "id": f.name, "object": "model", "type": "model", "created": app.created, "owned_by": "snug",
+        "id": f.name, "aliases": f.aliases, "object": "model", "type": "model", "created": app.created,
+        "created_at": text::rfc3339(app.created as i64), "owned_by": "snug",
         "display_name": f.name, "architecture": f.architecture, "context_length": f.context,
         "context_window": f.context, "max_model_len": f.context, "trained_context_length": f.trained_context,
         "max_output_tokens": f.context - 1, "vocab_size": f.vocab, "parallel": f.parallel,
@@ -82,11 +98,6 @@ fn describe(app: &App, ready: &Ready) -> Value {
 }
 
 impl Ready {
-    /// Whether its dialect has tool calls.
-    pub fn calls(&self) -> bool {
-        self.voice.template.is_some() && self.voice.dialect.name() != "plain"
-    }
-
     /// Whether it can reason.
     pub fn reasons(&self) -> bool {
         self.voice.template.is_some() && self.voice.dialect.reasoning_end().is_some()

@@ -20,6 +20,11 @@ pub trait Run: Send {
     /// # Errors
     /// [`Failure`], after which the next job can run.
     fn run(&mut self, job: Job, to: &Reporter) -> Result<Done, Failure>;
+
+    /// How many ids of a job's prompt it need not read.
+    fn cached(&self, _: &Job) -> u32 {
+        0
+    }
 }
 
 /// A backend with a queue and one thread for each run.
@@ -110,7 +115,7 @@ impl Drop for Line {
         let mut q = self.shared.lock();
         q.stopping = true;
         for (_, to) in q.waiting.drain(..) {
-            to.tell(Event::Failed(Failure::Internal("the server is stopping".into())));
+            to.tell(Event::Failed(Failure::Stopping));
         }
         drop(q);
         self.shared.changed.notify_all();
@@ -151,7 +156,7 @@ fn drop_cancelled(q: &mut Queue) {
 }
 
 fn work(run: &mut dyn Run, job: Job, to: &Reporter) {
-    to.tell(Event::Started(Known { cached: 0, miss: Miss::Off }));
+    to.tell(Event::Started(Known { cached: run.cached(&job), miss: Miss::Off }));
     let done = catch_unwind(AssertUnwindSafe(|| run.run(job, to)));
     to.tell(match done {
         Ok(Ok(done)) => Event::Done(done),
@@ -184,6 +189,7 @@ mod tests {
         let (leave, wait) = channel();
         let facts = Facts {
             name: "m".into(),
+            aliases: Vec::new(),
             architecture: "a".into(),
             context: 8,
             trained_context: 8,

@@ -64,7 +64,12 @@ pub struct Output {
     hit: Option<usize>,
     /// Calls are shown as text: there were no tools to call.
     calls_are_text: bool,
+    /// A call was shown as text, and what follows stands on a line of its own.
+    behind_call: bool,
     any_text: bool,
+    any_reasoning: bool,
+    /// Ids were taken.
+    any_id: bool,
 }
 
 enum Mode {
@@ -88,13 +93,17 @@ impl Output {
             stops: stops.to_vec(),
             hit: None,
             calls_are_text: p.tools.is_empty(),
+            behind_call: false,
             any_text: false,
+            any_reasoning: false,
+            any_id: false,
         }
     }
 
     /// Takes an id; true once a stop string has ended the answer.
     pub fn push(&mut self, id: u32, out: &mut Vec<Piece>) -> bool {
         let mut raw = Vec::new();
+        self.any_id = true;
         match &mut self.mode {
             Mode::Plain(d) => {
                 let mut text = String::new();
@@ -139,6 +148,12 @@ impl Output {
                 Finish::Incomplete("the model ended inside its reasoning and gave no answer")
             }
             (Reason::End, Some((_, 1..))) if !self.calls_are_text => Finish::ToolCalls,
+            (Reason::End, Some(_)) if !self.any_text && self.any_reasoning => {
+                Finish::Incomplete("the model ended behind its reasoning and gave no answer")
+            }
+            (Reason::End, Some(_)) if !self.any_text && self.any_id => {
+                Finish::Incomplete("what the model wrote held no answer")
+            }
             (Reason::End, _) => Finish::Stop,
         }
     }
@@ -149,14 +164,22 @@ impl Output {
                 return;
             }
             match piece {
-                Piece::Text(text) => self.text(&text, out),
+                Piece::Text(text) => {
+                    if !text.is_empty() && std::mem::take(&mut self.behind_call) {
+                        self.text("\n", out);
+                    }
+                    self.text(&text, out);
+                }
                 Piece::CallStart { name, .. } if self.calls_are_text => {
                     let name = serde_json::Value::from(name);
-                    self.text(&format!("{{\"name\": {name}, \"arguments\": "), out);
+                    let line = if self.any_text { "\n" } else { "" };
+                    self.behind_call = true;
+                    self.text(&format!("{line}{{\"name\": {name}, \"arguments\": "), out);
                 }
                 Piece::CallArgs { delta, .. } if self.calls_are_text => self.text(&delta, out),
                 Piece::CallEnd { .. } if self.calls_are_text => self.text("}", out),
                 other => {
+                    self.any_reasoning |= matches!(other, Piece::Reasoning(_));
                     self.flush(out);
                     push(out, other);
                 }

@@ -36,6 +36,8 @@ const TO_FLUSH: Duration = Duration::from_millis(50);
 pub trait Render: Send + 'static {
     /// The stream begins.
     fn begin(&mut self, _: &Answers, _: &mut Frames) {}
+    /// The answer is begun: how much of the prompt was there before is known now.
+    fn started(&mut self, _: &Answers, _: &mut Frames) {}
     /// An answer has grown. `step.ended` comes once for each; its [`Answer::finish`] is known then.
     fn step(&mut self, choice: usize, step: &Step, answers: &Answers, out: &mut Frames);
     /// All answers have ended.
@@ -145,8 +147,17 @@ async fn admit(app: &Arc<App>, request: GenerateRequest, conn: Conn) -> Result<R
 }
 
 impl Running {
-    /// The next event of any answer; `None` when all have ended.
+    /// The next event of any answer; `None` when all have ended. When the server can wait no longer, the next is a failure.
     async fn next(&mut self) -> Option<(usize, Event)> {
+        let app = Arc::clone(&self.app);
+        tokio::select! {
+            biased;
+            event = self.next_of_tickets() => event,
+            () = app.cut() => Some((0, Event::Failed(crate::backend::Failure::Stopping))),
+        }
+    }
+
+    async fn next_of_tickets(&mut self) -> Option<(usize, Event)> {
         let tickets = &mut self.tickets;
         poll_fn(|cx| {
             let mut open = false;
@@ -168,6 +179,7 @@ impl Running {
         match &event {
             Event::Queued { place } => self.say(format!("queued, place {place}"), "queued"),
             Event::Started(known) => {
+                self.answers.all[choice].cached = known.cached;
                 self.say("started".into(), "prefill");
                 self.known(choice, *known);
             }
@@ -318,7 +330,9 @@ impl Streaming {
             self.render.end(&self.running.answers, &mut self.out);
             return;
         };
+        let started = matches!(event, Event::Started(_));
         match self.running.take(choice, event) {
+            Ok(None) if started => self.render.started(&self.running.answers, &mut self.out),
             Ok(Some(step)) => self.render.step(choice, &step, &self.running.answers, &mut self.out),
             Ok(None) => {}
             Err(fault) => {

@@ -31,6 +31,8 @@ pub struct GenerateRequest {
     pub parsed_tools: Vec<Tool>,
     /// Which calls there may or must be.
     pub tool_choice: ToolChoice,
+    /// Only the parsed tools may be called, although the template shows others too.
+    pub only_parsed: bool,
     /// At most one call.
     pub single_call: bool,
     /// Sampling, where the client said something.
@@ -41,6 +43,8 @@ pub struct GenerateRequest {
     pub max_tokens: Option<u32>,
     /// What the answer must follow.
     pub format: Format,
+    /// The client's own field that says so.
+    pub format_field: String,
     /// What the client says about reasoning.
     pub reasoning: Reasoning,
     /// Further variables for the template.
@@ -105,7 +109,7 @@ pub enum Format {
     Text,
     /// Any JSON object.
     JsonObject,
-    /// A schema; the path names the field it came from.
+    /// A schema.
     JsonSchema(Value),
     /// A regular expression.
     Regex(String),

@@ -24,6 +24,8 @@ pub struct Voice {
     pub template: Option<ChatTemplate>,
     /// How it writes reasoning and calls.
     pub dialect: Dialect,
+    /// Somebody said that this is its dialect, so that it has calls although its template may show no tools.
+    named: bool,
     /// What was tokenised before.
     parts: PartCache,
 }
@@ -62,13 +64,14 @@ impl Voice {
     /// # Errors
     /// The names of all dialects, if this is none.
     pub fn new(tokenizer: Tokenizer, template: Option<ChatTemplate>, dialect: Option<&str>) -> Result<Self, String> {
+        let named = dialect.is_some();
         let dialect = match dialect {
             None => Dialect::detect(template.as_ref().map(ChatTemplate::source), &tokenizer),
             Some(name) => Dialect::named(name, &tokenizer).ok_or_else(|| {
                 format!("there is no dialect {name:?}; there are {}", Dialect::names().collect::<Vec<_>>().join(", "))
             })?,
         };
-        Ok(Self { tokenizer, template, dialect, parts: PartCache::new(KEPT_IDS) })
+        Ok(Self { tokenizer, template, dialect, named, parts: PartCache::new(KEPT_IDS) })
     }
 
     /// Renders and tokenises a prompt.
@@ -113,6 +116,7 @@ impl Voice {
 
     fn chat(&self, r: &GenerateRequest, messages: &[Message], tools: Arc<[Tool]>) -> Result<Prepared, Fault> {
         let template = self.template.as_ref().ok_or(text::Error::NoTemplate)?;
+        self.showable(r, messages)?;
         let at = |i: usize| messages.get(i).map_or_else(|| format!("messages[{i}]"), |m| m.path.clone());
         let values: Vec<Value> = messages.iter().map(|m| m.value.clone()).collect();
         let history = History::new(&values).map_err(|e| match e {
@@ -182,7 +186,7 @@ impl Voice {
     /// A [`Fault`] naming the schema's path and keyword, or what is wrong with the choice of tools.
     pub fn constraint(&self, r: &GenerateRequest, p: &Prepared) -> Result<Option<Matcher>, Fault> {
         let Reading::Dialect { inside_reasoning, begun } = &p.reading else {
-            return self.formatted(&r.format, Reasoning::Off);
+            return self.formatted(r, Reasoning::Off);
         };
         let never = self.dialect.reasoning_end().is_none();
         let reasoning = match () {
@@ -197,19 +201,20 @@ impl Voice {
         };
         let strict = p.tools.iter().any(|t| t.strict);
         let choice = match &r.tool_choice {
-            ToolChoice::None => return self.formatted(&r.format, reasoning),
-            ToolChoice::Auto if p.tools.is_empty() => return self.formatted(&r.format, reasoning),
-            ToolChoice::Auto if strict || r.single_call || r.format != Format::Text => Choice::Auto,
+            ToolChoice::None => return self.formatted(r, reasoning),
+            ToolChoice::Auto if p.tools.is_empty() => return self.formatted(r, reasoning),
+            ToolChoice::Auto if strict || r.single_call || r.only_parsed || r.format != Format::Text => Choice::Auto,
             ToolChoice::Auto => return Ok(None),
             ToolChoice::Required => Choice::Required,
             ToolChoice::Named(name) => Choice::Named(name),
         };
         let answer = if choice == Choice::Auto { constraint_of(&r.format) } else { None };
-        if let Some((answer, field)) = &answer {
+        if let Some(answer) = &answer {
             // Alone first, so that what is wrong with it is said of it.
-            answer.build(&self.tokenizer, &self.dialect, Reasoning::Off).map_err(|e| Fault::field(*field, e))?;
+            let alone = answer.build(&self.tokenizer, &self.dialect, Reasoning::Off);
+            alone.map_err(|e| Fault::field(&r.format_field, e))?;
         }
-        let answer = answer.as_ref().map(|a| &a.0);
+        let answer = answer.as_ref();
         let tools = Tools { dialect: &self.dialect, tools: &p.tools, choice, parallel: !r.single_call, answer };
         let built = Constraint::Tools(tools).build(&self.tokenizer, &self.dialect, reasoning);
         let matcher = built.map_err(|e| Fault::field("tools", e))?;
@@ -224,10 +229,42 @@ impl Voice {
         Ok(Some(matcher))
     }
 
-    fn formatted(&self, format: &Format, reasoning: Reasoning) -> Result<Option<Matcher>, Fault> {
-        let Some((constraint, field)) = constraint_of(format) else { return Ok(None) };
+    fn formatted(&self, r: &GenerateRequest, reasoning: Reasoning) -> Result<Option<Matcher>, Fault> {
+        let Some(constraint) = constraint_of(&r.format) else { return Ok(None) };
         let built = constraint.build(&self.tokenizer, &self.dialect, reasoning);
-        Ok(Some(built.map_err(|e| Fault::field(field, e))?))
+        Ok(Some(built.map_err(|e| Fault::field(&r.format_field, e))?))
+    }
+
+    /// Whether the template shows tools to the model.
+    pub fn shows_tools(&self) -> bool {
+        self.template.as_ref().is_some_and(|t| t.source().contains("tools"))
+    }
+
+    /// Whether the model can call tools: its dialect has calls, and its template shows tools or somebody named the dialect.
+    pub fn calls(&self) -> bool {
+        self.template.is_some() && self.dialect.name() != "plain" && (self.shows_tools() || self.named)
+    }
+
+    /// What a template cannot show is refused: a model that never sees its tools, or what it called, gives answers that look
+    /// like a choice. Where the dialect was named the log says so instead.
+    fn showable(&self, r: &GenerateRequest, messages: &[Message]) -> Result<(), Fault> {
+        const TOOLS: &str = "this model's chat template has no place for tools, so it would never see them; \
+            leave them out, set tool_choice to none, or serve a model that knows tools";
+        const CALLS: &str = "holds tool calls, and this model's chat template has no place for them";
+        let offered = !r.tools.is_empty() && r.tool_choice != ToolChoice::None;
+        let has = |m: &&Message| m.value.get("tool_calls").and_then(Value::as_array).is_some_and(|c| !c.is_empty());
+        let shows_calls = self.template.as_ref().is_some_and(|t| t.source().contains("tool_call"));
+        let hidden = messages.iter().find(has).filter(|_| !shows_calls);
+        let fault = match hidden {
+            _ if offered && !self.shows_tools() => Fault::field("tools", TOOLS),
+            Some(m) => Fault::field(m.path.as_str(), CALLS),
+            None => return Ok(()),
+        };
+        if !self.calls() {
+            return Err(fault);
+        }
+        tracing::warn!(why = fault.message, "a part of a conversation is not shown to the model");
+        Ok(())
     }
 
     /// A parser for the answer to a prompt, which has seen what the client began.
@@ -286,14 +323,14 @@ impl Voice {
     }
 }
 
-/// What a format asks of an answer, and the field that says so.
-fn constraint_of(format: &Format) -> Option<(Constraint<'_>, &'static str)> {
+/// What a format asks of an answer.
+fn constraint_of(format: &Format) -> Option<Constraint<'_>> {
     Some(match format {
         Format::Text => return None,
-        Format::JsonObject => (Constraint::JsonObject, "response_format"),
-        Format::JsonSchema(s) => (Constraint::JsonSchema(s), "response_format.json_schema.schema"),
-        Format::Regex(r) => (Constraint::Regex(r), "regex"),
-        Format::Grammar(g) => (Constraint::Lark(g), "grammar"),
+        Format::JsonObject => Constraint::JsonObject,
+        Format::JsonSchema(s) => Constraint::JsonSchema(s),
+        Format::Regex(r) => Constraint::Regex(r),
+        Format::Grammar(g) => Constraint::Lark(g),
     })
 }
 

@@ -1,5 +1,6 @@
 //! How errors look in each dialect of the wire.
 
+use axum::http::HeaderMap;
 use serde_json::{Value, json};
 
 use crate::fault::{Fault, Kind};
@@ -14,9 +15,14 @@ pub enum Wire {
 }
 
 impl Wire {
-    /// The one that is spoken at a path.
-    pub fn of(path: &str) -> Self {
-        if path.starts_with("/v1/messages") { Self::Anthropic } else { Self::OpenAi }
+    /// The one that is spoken at a path: that of its API; where both have the path, the one whose version the client sends.
+    pub fn of(path: &str, headers: &HeaderMap) -> Self {
+        let open_ai = ["/v1/chat", "/v1/completions", "/v1/responses"].iter().any(|p| path.starts_with(p));
+        if path.starts_with("/v1/messages") || !open_ai && headers.contains_key("anthropic-version") {
+            Self::Anthropic
+        } else {
+            Self::OpenAi
+        }
     }
 
     /// The status of a fault.

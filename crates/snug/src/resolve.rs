@@ -29,6 +29,12 @@ pub fn source(model: Option<&str>) -> anyhow::Result<Source> {
     }
 }
 
+/// The name by which a model is asked for, if it is one and not a path.
+pub fn asked_for(model: &str) -> Option<String> {
+    let is_name = !model.is_empty() && !Path::new(model).exists() && !model.contains(char::is_whitespace);
+    is_name.then(|| model.strip_suffix(".gguf").unwrap_or(model).to_owned())
+}
+
 /// The places of this user, ours first.
 pub fn of_user() -> Vec<Place> {
     let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);

@@ -51,8 +51,10 @@ pub fn engine_backend(
     let tokenizer = tokenizer.ok_or_else(|| engine::Error::NoTokenizer(own.clone()))?;
     let voice = voice(tokenizer, template, dialect)?;
     let (spec, plan) = (exec.family().spec(), exec.plan());
+    let (name, aliases) = names(name, &own);
     let facts = Facts {
-        name: name.unwrap_or(own),
+        name,
+        aliases,
         architecture: spec.arch.to_string(),
         context: plan.context,
         trained_context: spec.context,
@@ -87,8 +89,31 @@ pub fn script_backend(
     let template = open::template(meta, Some(&tokenizer))?;
     let voice = voice(tokenizer, template, dialect)?;
     let script = Script::parse(text, &voice.tokenizer).map_err(|e| crate::fault::Usage(format!("the script: {e}")))?;
-    let line = script.backend(&name.unwrap_or(own), &voice, queue)?;
+    let line = script.backend(&names(name, &own).0, &voice, queue)?;
     Ok(Ready { voice, backend: Arc::new(line) })
+}
+
+/// The id a model would have and whether it could call tools, without loading it.
+///
+/// # Errors
+/// A tokenizer or a template that cannot be read.
+pub fn known(opened: &Opened, asked: Option<&str>) -> anyhow::Result<(String, bool)> {
+    let meta = opened.ck.meta();
+    let (id, _) = names(asked.and_then(crate::resolve::asked_for), &open::name(meta));
+    let Some(tokenizer) = open::tokenizer(meta)? else { return Ok((id, false)) };
+    let template = open::template(meta, Some(&tokenizer))?;
+    let voice = Voice::new(tokenizer, template, None).map_err(anyhow::Error::msg)?;
+    Ok((id, voice.calls()))
+}
+
+/// The id of a model: what it was asked for by, else its own name. The latter stays an alias. Ids have no white space,
+/// which clients do not expect in them.
+fn names(asked: Option<String>, own: &str) -> (String, Vec<String>) {
+    let own = own.split_whitespace().collect::<Vec<_>>().join("-");
+    match asked.filter(|a| *a != own) {
+        Some(asked) => (asked, vec![own]),
+        None => (own, Vec::new()),
+    }
 }
 
 fn voice(
@@ -97,6 +122,14 @@ fn voice(
     dialect: Option<&str>,
 ) -> anyhow::Result<Arc<Voice>> {
     let voice = Voice::new(t, template, dialect).map_err(|e| crate::fault::Usage(format!("--dialect: {e}")))?;
+    if voice.template.is_some() && !voice.shows_tools() {
+        let then = if voice.calls() {
+            "the model never sees those that are offered"
+        } else {
+            "requests that offer some are refused"
+        };
+        tracing::warn!(then, "this model's chat template has no place for tools");
+    }
     Ok(Arc::new(voice))
 }
 
@@ -151,7 +184,23 @@ fn failure(e: &engine::Error) -> Failure {
         E::BadParameter { name, value, range } => {
             Failure::Request { field: Some(*name), what: format!("is {value}; allowed is {range}") }
         }
-        E::PromptTooLong { .. } | E::EmptyPrompt | E::BadToken { .. } => Failure::Request { field: None, what },
+        // A grammar that comes to nothing is the request's own.
+        E::PromptTooLong { .. } | E::EmptyPrompt | E::BadToken { .. } | E::Text(text::Error::Grammar(_)) => {
+            Failure::Request { field: None, what }
+        }
+        E::Stopping => Failure::Stopping,
         _ => Failure::Internal(what),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_has_the_name_it_was_asked_for_by_and_its_own_beside_it() {
+        assert_eq!(names(Some("smollm2".into()), "Smollm2 135M  x"), ("smollm2".into(), vec!["Smollm2-135M-x".into()]));
+        assert_eq!(names(None, "Smollm2 135M"), ("Smollm2-135M".into(), vec![]));
+        assert_eq!(names(Some("m".into()), "m"), ("m".into(), vec![]));
     }
 }

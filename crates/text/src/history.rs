@@ -116,6 +116,9 @@ impl Reader {
     }
 
     fn user(&mut self, index: usize, m: &Map<String, Value>) -> Result<(), String> {
+        if m.get("content").is_some_and(|c| !(c.is_null() || c.is_string() || c.is_array())) {
+            return Err("content must be text or an array of parts".into());
+        }
         let content = self.content(index, m)?.0;
         if let (true, Some(last), Some(text)) = (self.late, self.history.messages.last_mut(), content.as_str()) {
             append(last, text);

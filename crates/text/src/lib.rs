@@ -25,5 +25,5 @@ pub use error::{Error, Result};
 pub use history::{History, RAW_ARGUMENTS};
 pub use rendered::Rendered;
 pub use stop::{StopHit, StopMatcher};
-pub use template::{ChatTemplate, Prompt};
+pub use template::{ChatTemplate, Prompt, rfc3339};
 pub use tokenizer::{Encoded, GgufVocab, HfFiles, PartCache, Specials, Tokenizer, pre_name};

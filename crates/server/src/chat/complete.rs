@@ -43,6 +43,7 @@ pub fn request(body: &[u8]) -> Result<(GenerateRequest, Echo), Fault> {
         None => false,
     };
     let mut prompts = prompts(&f)?.into_iter();
+    let (format, format_field) = format(&f, "response_format")?;
     let request = GenerateRequest {
         model: f.str("model")?.map(str::to_owned),
         prompt: prompts.next().unwrap_or_default(),
@@ -50,7 +51,8 @@ pub fn request(body: &[u8]) -> Result<(GenerateRequest, Echo), Fault> {
         sampling: Wishes::read(&f)?,
         stop: stops(&f, "stop")?,
         max_tokens: Some(f.tokens("max_tokens")?.unwrap_or(USUAL_TOKENS)),
-        format: format(&f, "response_format")?,
+        format,
+        format_field,
         n: f.int("n", 1, i64::from(MAX_N))?.unwrap_or(1) as u32,
         logprobs,
         prompt_logprobs: echo && logprobs.is_some(),

@@ -19,7 +19,7 @@ use crate::pump;
 
 pub use complete::request as read_completion;
 pub use parse::request as read;
-pub use parse::{chosen, format, parsed, reasoning, tool, tool_choice, with_effort};
+pub use parse::{chosen, format, is_providers, leave_out, parsed, reasoning, tool, tool_choice, with_effort};
 pub use render::finite;
 
 /// `POST /v1/chat/completions`.

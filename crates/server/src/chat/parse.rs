@@ -38,17 +38,23 @@ pub fn request(body: &[u8]) -> Result<(GenerateRequest, Options), Fault> {
     }
     // The newer name wins.
     let max_tokens = f.tokens("max_completion_tokens")?.or(f.tokens("max_tokens")?);
-    let parsed_tools = parsed(&tools);
+    let all_tools = parsed(&tools);
+    let (tool_choice, parsed_tools) = tool_choice(&f, all_tools, |t| {
+        t.object("function")?.unwrap_or_else(|| t.clone()).str("name").map(|n| n.map(str::to_owned))
+    })?;
+    let (format, format_field) = format(&f, "response_format")?;
     let request = GenerateRequest {
         model: f.str("model")?.map(str::to_owned),
         prompt: Prompt::Messages(messages(&f, "messages")?),
         further: Vec::new(),
-        tool_choice: tool_choice(&f, &parsed_tools)?,
+        only_parsed: parsed_tools.len() < tools.len(),
+        tool_choice,
         single_call: f.bool("parallel_tool_calls")? == Some(false),
         sampling: Wishes::read(&f)?,
         stop: stops(&f, "stop")?,
         max_tokens,
-        format: format(&f, "response_format")?,
+        format,
+        format_field,
         reasoning: reasoning(&f)?,
         template_args: f.object("chat_template_kwargs")?.map(|o| o.map().clone()).unwrap_or_default(),
         n: f.int("n", 1, i64::from(MAX_N))?.unwrap_or(1) as u32,
@@ -76,20 +82,48 @@ fn messages(f: &Fields<'_>, name: &str) -> Result<Vec<Message>, Fault> {
     Ok(given.into_iter().enumerate().map(one).collect())
 }
 
-/// `tools`: functions only.
+/// `tools`: functions. Those that only a provider could run are left out, and the log says so.
 ///
 /// # Errors
 /// Names the tool and the field.
 pub fn tools(f: &Fields<'_>) -> Result<Vec<Value>, Fault> {
     let mut out = Vec::new();
     for t in f.objects("tools")? {
-        if let Some(kind) = t.str("type")?.filter(|k| *k != "function") {
-            return Err(t.wrong("type", format_args!("is {kind:?}; only functions can be offered")));
+        match t.str("type")?.unwrap_or("function") {
+            "function" => {
+                let function = t.object("function")?.ok_or_else(|| t.wrong("function", "is missing"))?;
+                out.push(tool(&function, "parameters")?);
+            }
+            kind if is_providers(kind) => leave_out(kind),
+            kind => return Err(t.wrong("type", format_args!("is {kind:?}; only functions can be offered"))),
         }
-        let function = t.object("function")?.ok_or_else(|| t.wrong("function", "is missing"))?;
-        out.push(tool(&function, "parameters")?);
     }
     Ok(out)
+}
+
+/// Whether a tool of this type is run by the provider of a model. Some types go on with a variant or a date.
+pub fn is_providers(kind: &str) -> bool {
+    const KINDS: [&str; 8] = [
+        "web_search",
+        "web_fetch",
+        "code_execution",
+        "code_interpreter",
+        "file_search",
+        "image_generation",
+        "mcp",
+        "tool_search",
+    ];
+    KINDS.iter().any(|k| kind.strip_prefix(k).is_some_and(|rest| rest.is_empty() || rest.starts_with('_')))
+}
+
+/// Says in the log that a tool is not offered to the model.
+pub fn leave_out(kind: &str) {
+    let why = if is_providers(kind) {
+        "only a provider could run it"
+    } else {
+        "it is called in a form of its own, which is not spoken here"
+    };
+    tracing::warn!(kind, why, "a tool is left out");
 }
 
 /// One function, in the form templates know.
@@ -116,11 +150,54 @@ pub fn parsed(tools: &[Value]) -> Vec<Tool> {
     tools.iter().filter_map(Tool::from_openai).collect()
 }
 
-/// `tool_choice`.
+/// `tool_choice`, and the tools it leaves. `name` reads one of `allowed_tools`, which chat completions and responses write
+/// differently.
 ///
 /// # Errors
 /// A tool that is not offered, a call that is required without any tools, or a form nobody knows.
-pub fn tool_choice(f: &Fields<'_>, tools: &[Tool]) -> Result<ToolChoice, Fault> {
+pub fn tool_choice(
+    f: &Fields<'_>,
+    tools: Vec<Tool>,
+    name: impl Fn(&Fields<'_>) -> Result<Option<String>, Fault>,
+) -> Result<(ToolChoice, Vec<Tool>), Fault> {
+    if let Some(Value::Object(o)) = f.get("tool_choice")
+        && o.get("type").and_then(Value::as_str) == Some("allowed_tools")
+        && let Some(outer) = f.object("tool_choice")?
+    {
+        return allowed(&outer.object("allowed_tools")?.unwrap_or(outer), tools, name);
+    }
+    Ok((plain_choice(f, &tools)?, tools))
+}
+
+/// A choice among some of the tools: `{"mode": "auto" or "required", "tools": [...]}`.
+fn allowed(
+    f: &Fields<'_>,
+    tools: Vec<Tool>,
+    name: impl Fn(&Fields<'_>) -> Result<Option<String>, Fault>,
+) -> Result<(ToolChoice, Vec<Tool>), Fault> {
+    let choice = match f.str("mode")?.unwrap_or("auto") {
+        "auto" => ToolChoice::Auto,
+        "required" => ToolChoice::Required,
+        other => return Err(f.wrong("mode", format_args!("is {other:?}; known are auto and required"))),
+    };
+    let mut wanted = Vec::new();
+    for t in f.objects("tools")? {
+        if t.str("type")?.is_some_and(is_providers) {
+            continue;
+        }
+        let name = name(&t)?.ok_or_else(|| t.wrong("name", "is missing"))?;
+        if tools.iter().all(|o| o.name != name) {
+            return Err(t.wrong("name", format_args!("is {name:?}, which is none of the tools")));
+        }
+        wanted.push(name);
+    }
+    if wanted.is_empty() {
+        return Err(f.wrong("tools", "is missing or empty"));
+    }
+    Ok((choice, tools.into_iter().filter(|t| wanted.contains(&t.name)).collect()))
+}
+
+fn plain_choice(f: &Fields<'_>, tools: &[Tool]) -> Result<ToolChoice, Fault> {
     let choice = match f.get("tool_choice") {
         None => return Ok(ToolChoice::Auto),
         Some(Value::String(s)) => match s.as_str() {
@@ -176,32 +253,62 @@ pub fn chosen(f: &Fields<'_>, choice: ToolChoice, tools: &[Tool]) -> Result<Tool
     }
 }
 
-/// `response_format`, and the extensions `regex`, `grammar` and their `guided_` names.
+/// What an answer must follow, and the field that says so: `response_format`, or one of the extensions `regex`, `grammar`
+/// and their `guided_` names.
 ///
 /// # Errors
-/// Names the field.
-pub fn format(f: &Fields<'_>, name: &str) -> Result<Format, Fault> {
-    if let Some(s) = f.str("regex")?.or(f.str("guided_regex")?) {
-        return Ok(Format::Regex(s.into()));
+/// Names the field; also where two of them are given.
+pub fn format(f: &Fields<'_>, name: &str) -> Result<(Format, String), Fault> {
+    let (mut found, at) = structured(f, name)?;
+    let mut field = f.path(&at);
+    for (name, grammar) in [("regex", false), ("guided_regex", false), ("grammar", true), ("guided_grammar", true)] {
+        let Some(s) = f.str(name)? else { continue };
+        if found != Format::Text {
+            return Err(f.wrong(name, format_args!("cannot be given beside {field}: an answer follows one of them")));
+        }
+        found = if grammar { Format::Grammar(s.into()) } else { Format::Regex(s.into()) };
+        field = f.path(name);
     }
-    if let Some(s) = f.str("grammar")?.or(f.str("guided_grammar")?) {
-        return Ok(Format::Grammar(s.into()));
-    }
-    let Some(o) = f.object(name)? else { return Ok(Format::Text) };
-    match o.str("type")?.ok_or_else(|| o.wrong("type", "is missing"))? {
-        "text" => Ok(Format::Text),
-        "json_object" => Ok(Format::JsonObject),
+    Ok((found, field))
+}
+
+/// A format in an object of its own, and where in this one it stands.
+fn structured(f: &Fields<'_>, name: &str) -> Result<(Format, String), Fault> {
+    let at = |rest: &str| format!("{name}{rest}");
+    let Some(o) = f.object(name)? else { return Ok((Format::Text, at(""))) };
+    let text = |names: [&str; 2]| {
+        for n in names {
+            if let Some(s) = o.str(n)? {
+                return Ok((s.to_owned(), at(&format!(".{n}"))));
+            }
+        }
+        Err(o.wrong(names[0], "is missing"))
+    };
+    Ok(match o.str("type")?.ok_or_else(|| o.wrong("type", "is missing"))? {
+        "text" => (Format::Text, at("")),
+        "json_object" => (Format::JsonObject, at("")),
         "json_schema" => {
-            let inner = o.object("json_schema")?.unwrap_or_else(|| o.clone());
+            let nested = o.object("json_schema")?;
+            let path = if nested.is_some() { ".json_schema.schema" } else { ".schema" };
+            let inner = nested.unwrap_or_else(|| o.clone());
             let schema = inner.get("schema").ok_or_else(|| inner.wrong("schema", "is missing"))?;
-            Ok(Format::JsonSchema(schema.clone()))
+            (Format::JsonSchema(schema.clone()), at(path))
         }
-        "regex" => Ok(Format::Regex(o.str("regex")?.or(o.str("pattern")?).unwrap_or_default().into())),
-        "grammar" => Ok(Format::Grammar(o.str("grammar")?.unwrap_or_default().into())),
+        "regex" => {
+            let (s, at) = text(["pattern", "regex"])?;
+            (Format::Regex(s), at)
+        }
+        "grammar" => {
+            let (s, at) = text(["grammar", "definition"])?;
+            (Format::Grammar(s), at)
+        }
         other => {
-            Err(o.wrong("type", format_args!("is {other:?}; known are text, json_object, json_schema, regex, grammar")))
+            return Err(o.wrong(
+                "type",
+                format_args!("is {other:?}; known are text, json_object, json_schema, regex, grammar"),
+            ));
         }
-    }
+    })
 }
 
 /// `reasoning_effort`, `reasoning: {effort, enabled, max_tokens}`, `enable_thinking`, `thinking_budget`.

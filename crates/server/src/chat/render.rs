@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::parse::Options;
-use crate::answer::{Answer, Answers, Item, Step};
+use crate::answer::{Answer, Answers, Item, Joint, Step};
 use crate::backend::Token;
 use crate::fault::Fault;
 use crate::frames::Frames;
@@ -22,12 +22,14 @@ pub struct Chat {
     model: String,
     voice: Arc<Voice>,
     options: Options,
+    /// Between the texts of each answer.
+    joints: Vec<Joint>,
 }
 
 impl Chat {
     /// For a request that named this model.
     pub fn new(model: String, voice: Arc<Voice>, options: Options) -> Self {
-        Self { id: ids::id("chatcmpl-"), created: ids::now(), model, voice, options }
+        Self { id: ids::id("chatcmpl-"), created: ids::now(), model, voice, options, joints: Vec::new() }
     }
 
     fn chunk(&self, choices: Value) -> Value {
@@ -112,10 +114,17 @@ impl Render for Chat {
 
     fn step(&mut self, choice: usize, step: &Step, answers: &Answers, out: &mut Frames) {
         let mut tokens = Some(step.tokens.as_slice()).filter(|t| !t.is_empty());
+        if self.joints.len() <= choice {
+            self.joints.resize_with(choice + 1, Joint::default);
+        }
         for piece in &step.pieces {
+            let joint = &mut self.joints[choice];
+            if !matches!(piece, Piece::Text(_)) {
+                joint.apart();
+            }
             let delta = match piece {
                 Piece::Reasoning(s) => json!({"reasoning_content": s}),
-                Piece::Text(s) => json!({"content": s}),
+                Piece::Text(s) => json!({"content": format!("{}{s}", joint.before(s))}),
                 Piece::CallStart { index, id, name } => json!({"tool_calls": [
                     {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
                 ]}),

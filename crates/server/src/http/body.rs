@@ -1,5 +1,7 @@
 //! Bodies: bounded in bytes and in silence.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::{HeaderMap, header};
 use http_body_util::BodyExt;
@@ -7,6 +9,26 @@ use tokio::time::timeout;
 
 use crate::app::Config;
 use crate::fault::{Fault, Kind};
+
+/// Throws away what comes of a body, within bounds: most clients send all of it before they read the answer, and one who
+/// is hung up on meanwhile never sees why.
+async fn drain(body: &mut Body) {
+    /// Most bytes, longest time, longest silence.
+    const BYTES: usize = 64 << 20;
+    const TIME: Duration = Duration::from_secs(5);
+    const SILENCE: Duration = Duration::from_millis(300);
+    let all = async {
+        let mut seen = 0;
+        while let Ok(Some(Ok(frame))) = timeout(SILENCE, body.frame()).await {
+            seen += frame.data_ref().map_or(0, bytes::Bytes::len);
+            if seen > BYTES {
+                return;
+            }
+        }
+    };
+    // Whatever is left then, the answer goes out.
+    let _ = timeout(TIME, all).await;
+}
 
 /// Reads a request's body.
 ///
@@ -21,6 +43,10 @@ pub async fn read(config: &Config, headers: &HeaderMap, mut body: Body) -> Resul
     }
     let said = headers.get(header::CONTENT_LENGTH).and_then(|l| l.to_str().ok()?.parse::<u64>().ok());
     if said.is_some_and(|n| n > config.max_body as u64) {
+        // One that waits for leave to send gets none.
+        if !headers.contains_key(header::EXPECT) {
+            drain(&mut body).await;
+        }
         return Err(too_large());
     }
     let mut out = Vec::with_capacity(said.unwrap_or(0).min(1 << 20) as usize);
@@ -32,6 +58,8 @@ pub async fn read(config: &Config, headers: &HeaderMap, mut body: Body) -> Resul
         };
         if let Some(data) = frame.data_ref() {
             if out.len() + data.len() > config.max_body {
+                drop(out);
+                drain(&mut body).await;
                 return Err(too_large());
             }
             out.extend_from_slice(data);

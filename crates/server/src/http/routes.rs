@@ -40,11 +40,13 @@ pub fn router(app: &Arc<App>) -> Router {
         .fallback(|request: Request| async move {
             let path = request.uri().path();
             let meant = meant(path).map(|p| format!("; perhaps {p} is meant")).unwrap_or_default();
-            Wire::of(path).response(&Fault::new(Kind::NotFound, format!("there is nothing at {path}{meant}")))
+            Wire::of(path, request.headers())
+                .response(&Fault::new(Kind::NotFound, format!("there is nothing at {path}{meant}")))
         })
         .method_not_allowed_fallback(|request: Request| async move {
             let (method, path) = (request.method(), request.uri().path());
-            Wire::of(path).response(&Fault::new(Kind::Method, format!("{path} does not take {method}")))
+            Wire::of(path, request.headers())
+                .response(&Fault::new(Kind::Method, format!("{path} does not take {method}")))
         })
         .with_state(Arc::clone(app));
     let allowed = Arc::clone(app);
@@ -80,9 +82,10 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     }
     // Metrics have one line for a route, not for every path somebody tries.
     let route = request.extensions().get::<MatchedPath>().map_or_else(|| "other".to_owned(), |m| m.as_str().to_owned());
+    let wire = Wire::of(&path, request.headers());
     let mut response = match guard::check(&app.config, &method, &path, request.headers()) {
         Ok(()) => next.run(request).await,
-        Err(fault) => Wire::of(&path).response(&fault),
+        Err(fault) => wire.response(&fault),
     };
     for name in ["x-request-id", "request-id"] {
         if let Ok(value) = HeaderValue::from_str(&id) {

@@ -25,6 +25,8 @@ use crate::app::{App, Config, Loading};
 /// Largest head of a request in bytes, and most headers.
 const MAX_HEAD: usize = 64 << 10;
 const MAX_HEADERS: usize = 128;
+/// How long the last words of answers that are broken off have to reach their clients.
+const TO_TELL: Duration = Duration::from_millis(500);
 
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]
@@ -99,12 +101,20 @@ impl Server {
         tracing::info!(connections = connections.len(), "stopping");
         // Nobody listening means that there are no connections.
         let _ = tell.send(true);
-        let all = async { while connections.join_next().await.is_some() {} };
-        if tokio::time::timeout(self.app.config.drain, all).await.is_err() {
-            tracing::warn!("requests did not end in time and are cancelled");
+        if !ended(&mut connections, self.app.config.drain).await {
+            tracing::warn!("requests did not end in time and are broken off");
+            // Their clients are told, which takes a moment.
+            self.app.cut_off();
+            ended(&mut connections, TO_TELL).await;
         }
         connections.shutdown().await;
     }
+}
+
+/// Waits for connections to end, no longer than that; whether all have.
+async fn ended(connections: &mut JoinSet<()>, most: Duration) -> bool {
+    let all = async { while connections.join_next().await.is_some() {} };
+    tokio::time::timeout(most, all).await.is_ok()
 }
 
 type Accepted = (TcpStream, SocketAddr, tokio::sync::OwnedSemaphorePermit);

@@ -1,5 +1,6 @@
 //! Anthropic's messages.
 
+mod known;
 mod parse;
 mod render;
 

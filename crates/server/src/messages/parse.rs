@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
+use super::known;
 use crate::app::Config;
-use crate::chat::{chosen, parsed, tool, with_effort};
+use crate::chat::{chosen, is_providers, leave_out, parsed, tool, with_effort};
 use crate::fault::Fault;
 use crate::json::{self, Fields};
 use crate::request::{Format, GenerateRequest, Message, Prompt, Reasoning, ToolChoice, Wishes, stops};
@@ -26,6 +27,9 @@ pub fn request(body: &[u8], config: &Config, answering: bool) -> Result<Generate
     let tools = tools(&f)?;
     let parsed_tools = parsed(&tools);
     let choice = f.object("tool_choice")?;
+    let (format, format_field) = format(&f)?;
+    // Other APIs go further; here more than 1 is a mistake.
+    f.f32("temperature", 0.0, 1.0)?;
     let single_call = match &choice {
         Some(c) => c.bool("disable_parallel_tool_use")?.unwrap_or(false),
         None => false,
@@ -35,11 +39,13 @@ pub fn request(body: &[u8], config: &Config, answering: bool) -> Result<Generate
         prompt: Prompt::Messages(messages(&f, config.strip_volatile)?),
         further: Vec::new(),
         tool_choice: chosen(&f, tool_choice(choice.as_ref())?, &parsed_tools)?,
+        only_parsed: false,
         single_call,
         sampling: Wishes::read(&f)?,
         stop: stops(&f, "stop_sequences")?,
         max_tokens,
-        format: format(&f)?,
+        format,
+        format_field,
         reasoning: reasoning(&f)?,
         template_args: f.object("chat_template_kwargs")?.map(|o| o.map().clone()).unwrap_or_default(),
         n: 1,
@@ -53,13 +59,33 @@ pub fn request(body: &[u8], config: &Config, answering: bool) -> Result<Generate
 }
 
 fn tools(f: &Fields<'_>) -> Result<Vec<Value>, Fault> {
-    let mut out = Vec::new();
+    let mut out: Vec<Value> = Vec::new();
     for t in f.objects("tools")? {
-        match t.str("type")?.unwrap_or("custom") {
-            "custom" | "function" => out.push(tool(&t, "input_schema")?),
+        let one = match t.str("type")?.unwrap_or("custom") {
+            "custom" | "function" => {
+                if t.get("input_schema").is_none() {
+                    return Err(t.wrong("input_schema", "is missing"));
+                }
+                tool(&t, "input_schema")?
+            }
             // Tools that run at Anthropic; here is nobody to run them.
-            other => tracing::warn!(kind = other, "a tool that only the provider could run is left out"),
+            kind if is_providers(kind) => {
+                leave_out(kind);
+                continue;
+            }
+            // Tools that the client runs, of which it sends no schema.
+            kind => match known::tool(kind, t.str("name")?) {
+                Some(known) => known,
+                None => {
+                    let what = format_args!("is {kind:?}, whose schema is not known here; send it as a custom tool");
+                    return Err(t.wrong("type", what));
+                }
+            },
+        };
+        if out.iter().any(|o| o["function"]["name"] == one["function"]["name"]) {
+            return Err(t.wrong("name", format_args!("is {}, as another tool's", one["function"]["name"])));
         }
+        out.push(one);
     }
     Ok(out)
 }
@@ -78,15 +104,15 @@ fn tool_choice(choice: Option<&Fields<'_>>) -> Result<ToolChoice, Fault> {
     }
 }
 
-fn format(f: &Fields<'_>) -> Result<Format, Fault> {
+fn format(f: &Fields<'_>) -> Result<(Format, String), Fault> {
     let nested = match f.object("output_config")? {
         Some(o) => o.object("format")?,
         None => None,
     };
-    let Some(o) = nested.or(f.object("output_format")?) else { return Ok(Format::Text) };
+    let Some(o) = nested.or(f.object("output_format")?) else { return Ok((Format::Text, String::new())) };
     match o.str("type")? {
         Some("json_schema") => match o.get("schema") {
-            Some(s) => Ok(Format::JsonSchema(s.clone())),
+            Some(s) => Ok((Format::JsonSchema(s.clone()), o.path("schema"))),
             None => Err(o.wrong("schema", "is missing")),
         },
         other => Err(o.wrong("type", format_args!("is {other:?}; known is json_schema"))),
@@ -184,6 +210,7 @@ fn message(m: &Fields<'_>, path: &str, out: &mut Vec<Message>) -> Result<(), Fau
                 add(result);
                 any = true;
             }
+            "text" if b.get("text").is_some_and(|t| !t.is_string()) => b.str("text").map(drop)?,
             _ => parts.push(Value::Object(b.map().clone())),
         }
     }

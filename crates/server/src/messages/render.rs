@@ -20,6 +20,8 @@ pub struct Messages {
     blocks: u32,
     /// Reasoning of the open block, for its signature.
     thought: String,
+    /// The message was begun.
+    begun: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,7 +34,7 @@ enum Open {
 impl Messages {
     /// For a request that named this model.
     pub fn new(model: String) -> Self {
-        Self { id: ids::id("msg_"), model, open: None, blocks: 0, thought: String::new() }
+        Self { id: ids::id("msg_"), model, open: None, blocks: 0, thought: String::new(), begun: false }
     }
 
     fn envelope(&self, content: Value, finish: Option<&Finish>, usage: Value) -> Value {
@@ -117,13 +119,18 @@ fn block(item: &Item) -> Value {
 }
 
 impl Render for Messages {
-    fn begin(&mut self, answers: &Answers, out: &mut Frames) {
+    /// The message begins when its figures are known; clients take them from here.
+    fn started(&mut self, answers: &Answers, out: &mut Frames) {
+        if std::mem::replace(&mut self.begun, true) {
+            return;
+        }
         let message = self.envelope(json!([]), None, usage(answers));
         out.event("message_start", &json!({"type": "message_start", "message": message}));
         self.ping("", out);
     }
 
-    fn step(&mut self, _: usize, step: &Step, _: &Answers, out: &mut Frames) {
+    fn step(&mut self, _: usize, step: &Step, answers: &Answers, out: &mut Frames) {
+        self.started(answers, out);
         for piece in &step.pieces {
             match piece {
                 Piece::Reasoning(s) => {
@@ -152,6 +159,7 @@ impl Render for Messages {
     }
 
     fn end(&mut self, answers: &Answers, out: &mut Frames) {
+        self.started(answers, out);
         self.close(out);
         let finish = answers.all.first().and_then(|a| a.finish.as_ref());
         let (reason, sequence) = stop(finish);

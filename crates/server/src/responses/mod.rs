@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Body;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde_json::json;
@@ -18,6 +18,7 @@ use serde_json::json;
 use crate::app::App;
 use crate::fault::{Fault, Kind};
 use crate::http::{conn::Conn, read_body};
+use crate::info::{Id, named};
 use crate::pump;
 
 pub use parse::request as read;
@@ -46,13 +47,15 @@ fn unknown(id: &str) -> Fault {
 }
 
 /// `GET /v1/responses/{id}`.
-pub async fn retrieve(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, Fault> {
+pub async fn retrieve(State(app): State<Arc<App>>, id: Id) -> Result<Response, Fault> {
+    let id = named(id);
     let kept = app.store.get(&id).ok_or_else(|| unknown(&id))?;
     Ok(pump::json(StatusCode::OK, &kept.response))
 }
 
 /// `DELETE /v1/responses/{id}`.
-pub async fn delete(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, Fault> {
+pub async fn delete(State(app): State<Arc<App>>, id: Id) -> Result<Response, Fault> {
+    let id = named(id);
     if !app.store.remove(&id) {
         return Err(unknown(&id));
     }

@@ -56,8 +56,13 @@ pub fn request(body: &[u8], store: &Store) -> Result<(GenerateRequest, About), F
     if f.bool("background")? == Some(true) {
         return Err(f.wrong("background", "is not supported; stream the response instead"));
     }
+    // An empty input is a probe that some clients send; none at all is a mistake.
+    if !map.contains_key("input") && f.get("previous_response_id").is_none() {
+        return Err(f.wrong("input", "is missing"));
+    }
     let tools = Tools::read(&f)?;
-    let parsed_tools = parsed(&tools.shown);
+    let (tool_choice, parsed_tools) = choice(&f, parsed(&tools.shown))?;
+    let (format, format_field) = text_format(&f)?;
     let (mut messages, new) = (earlier(&f, store)?, items::messages(&f)?);
     messages.extend(new);
     let plain = messages.iter().map(|m| m.value.clone()).collect();
@@ -74,12 +79,14 @@ pub fn request(body: &[u8], store: &Store) -> Result<(GenerateRequest, About), F
         model: f.str("model")?.map(str::to_owned),
         prompt: Prompt::Messages(all),
         further: Vec::new(),
-        tool_choice: choice(&f, &parsed_tools, &tools)?,
+        only_parsed: parsed_tools.len() < tools.shown.len(),
+        tool_choice,
         single_call: f.bool("parallel_tool_calls")? == Some(false),
         sampling: Wishes::read(&f)?,
         stop: stops(&f, "stop")?,
         max_tokens: f.tokens("max_output_tokens")?,
-        format: text_format(&f)?,
+        format,
+        format_field,
         reasoning: reasoning(&f)?,
         template_args: f.object("chat_template_kwargs")?.map(|o| o.map().clone()).unwrap_or_default(),
         n: 1,
@@ -120,27 +127,30 @@ fn instructions(f: &Fields<'_>) -> Result<Vec<Message>, Fault> {
 }
 
 /// `text.format`, where a schema lies flat.
-fn text_format(f: &Fields<'_>) -> Result<Format, Fault> {
-    match f.object("text")? {
-        Some(t) => format(&t, "format"),
-        None => format(f, "response_format"),
+fn text_format(f: &Fields<'_>) -> Result<(Format, String), Fault> {
+    let own = match f.object("text")? {
+        Some(t) => format(&t, "format")?,
+        None => (Format::Text, String::new()),
+    };
+    let (other, field) = format(f, "response_format")?;
+    match (&own.0, &other) {
+        (_, Format::Text) => Ok(own),
+        (Format::Text, _) => Ok((other, field)),
+        _ => Err(Fault::field(field, format_args!("cannot be given beside {}: an answer follows one of them", own.1))),
     }
 }
 
-fn choice(f: &Fields<'_>, parsed: &[text::dialect::Tool], tools: &Tools) -> Result<ToolChoice, Fault> {
-    if let Some(Value::Object(o)) = f.get("tool_choice")
-        && o.get("type").and_then(Value::as_str) == Some("allowed_tools")
-    {
-        return Err(f.wrong("tool_choice", "allowed_tools is not supported; offer only those tools"));
-    }
+fn choice(f: &Fields<'_>, parsed: Vec<text::dialect::Tool>) -> Result<(ToolChoice, Vec<text::dialect::Tool>), Fault> {
     let name =
         f.get("tool_choice").and_then(|c| Some((c.get("name")?.as_str()?, c.get("namespace").and_then(Value::as_str))));
     if let Some((name, namespace)) = name {
         let inside = Tools::inside(name, namespace);
-        return crate::chat::chosen(f, ToolChoice::Named(inside), parsed);
+        return Ok((crate::chat::chosen(f, ToolChoice::Named(inside), &parsed)?, parsed));
     }
-    let _ = tools;
-    tool_choice(f, parsed)
+    tool_choice(f, parsed, |t| {
+        let namespace = t.str("namespace")?;
+        Ok(t.str("name")?.map(|n| Tools::inside(n, namespace)))
+    })
 }
 
 fn echo(f: &Fields<'_>) -> Map<String, Value> {

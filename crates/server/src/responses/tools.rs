@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::chat::tool;
+use crate::chat::{leave_out, tool};
 use crate::fault::Fault;
 use crate::json::Fields;
 
@@ -31,7 +31,8 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Reads `tools`. Those that only the provider could run are left out, and the log says so.
+    /// Reads `tools`. Those that only a provider could run, or that are called in a form of their own (`local_shell`), are
+    /// left out, and the log says so.
     ///
     /// # Errors
     /// Names the tool and the field.
@@ -46,7 +47,7 @@ impl Tools {
                     }
                 }
                 "function" | "custom" => all.add(&t, None)?,
-                other => tracing::warn!(kind = other, "a tool that only the provider could run is left out"),
+                other => leave_out(other),
             }
         }
         Ok(all)

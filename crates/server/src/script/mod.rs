@@ -11,7 +11,7 @@
 //! The first answer whose `when` is in the prompt is taken; those without `when` are taken in turn. A step is a text
 //! (special tokens in it are markup), `{"ids": [1, 2]}`, `{"bytes": "F09F"}` (a token for each byte), `{"ms": 20}` (a
 //! pause), `{"end": true}` (an end token), `{"fail": "why"}`, or `{"repeat": 3, "steps": [...]}`. `prefill.ms` is how
-//! long each chunk takes; the last one goes on.
+//! long each chunk takes; the last one goes on. Of each prompt `prefill.cached` ids count as known, but for the last one.
 
 mod run;
 
@@ -37,6 +37,7 @@ pub struct Script {
     parallel: u32,
     chunk: u32,
     chunk_ms: Vec<u64>,
+    cached: u32,
     token_ms: u64,
     answers: Vec<Scripted>,
     turn: AtomicUsize,
@@ -66,9 +67,10 @@ impl Script {
         let map = json::object(text)?;
         let f = Fields::of(&map);
         let prefill = f.object("prefill")?;
-        let (mut chunk, mut chunk_ms) = (256, Vec::new());
+        let (mut chunk, mut chunk_ms, mut cached) = (256, Vec::new(), 0);
         if let Some(p) = &prefill {
             chunk = p.int("chunk", 1, 1 << 20)?.unwrap_or(256) as u32;
+            cached = p.int("cached", 0, 1 << 24)?.unwrap_or(0) as u32;
             let ms = p.array("ms")?.unwrap_or_default().iter().map(Value::as_u64);
             chunk_ms = ms.collect::<Option<_>>().ok_or_else(|| p.wrong("ms", "must be an array of whole numbers"))?;
         }
@@ -81,6 +83,7 @@ impl Script {
             parallel: f.int("parallel", 1, 256)?.unwrap_or(1) as u32,
             chunk,
             chunk_ms,
+            cached,
             token_ms: f.int("token_ms", 0, 1 << 20)?.unwrap_or(0) as u64,
             answers,
             turn: AtomicUsize::new(0),
@@ -95,6 +98,7 @@ impl Script {
         let vocab = voice.tokenizer.vocab_size();
         let facts = Facts {
             name: name.into(),
+            aliases: Vec::new(),
             architecture: "script".into(),
             context: self.context,
             trained_context: self.context,

@@ -57,8 +57,12 @@ impl Runner {
 }
 
 impl Run for Runner {
+    fn cached(&self, job: &Job) -> u32 {
+        self.script.cached.min((job.prompt.len() as u32).saturating_sub(1))
+    }
+
     fn run(&mut self, mut job: Job, to: &Reporter) -> Result<Done, Failure> {
-        let begun = Instant::now();
+        let (begun, cached) = (Instant::now(), self.cached(&job));
         self.prefill(&job, to);
         let prefill = begun.elapsed();
         let room = self.script.context as usize - job.prompt.len().min(self.script.context as usize);
@@ -83,10 +87,10 @@ impl Run for Runner {
                             over = Some(Reason::End);
                             continue;
                         }
-                        if !m.allows(*id).map_err(internal)? {
+                        if !m.allows(*id).map_err(failure)? {
                             continue;
                         }
-                        m.accept(*id).map_err(internal)?;
+                        m.accept(*id).map_err(failure)?;
                     }
                     pause(self.script.token_ms, to);
                     over = said.say(*id, logprobs);
@@ -101,7 +105,7 @@ impl Run for Runner {
             over = self.end(&mut said, &mut matcher, &mut at_end, logprobs)?;
         }
         let reason = over.unwrap_or(Reason::End);
-        Ok(Done { reason, cached: 0, prefill, decode: begun.elapsed() - prefill })
+        Ok(Done { reason, cached, prefill, decode: begun.elapsed() - prefill })
     }
 }
 
@@ -121,7 +125,7 @@ impl Runner {
         let Some(m) = matcher else { return Ok(Some(Reason::End)) };
         while !m.is_complete() && !said.to.is_cancelled() {
             let Some(id) = self.way_out(m)? else { break };
-            m.accept(id).map_err(internal)?;
+            m.accept(id).map_err(failure)?;
             if let Some(over) = said.say(id, logprobs) {
                 return Ok(Some(over));
             }
@@ -130,7 +134,7 @@ impl Runner {
     }
 
     fn way_out(&self, m: &mut Matcher) -> Result<Option<u32>, Failure> {
-        let mask = m.mask().map_err(internal)?.to_vec();
+        let mask = m.mask().map_err(failure)?.to_vec();
         let t = &self.voice.tokenizer;
         let allowed = |id: &u32| mask.get(*id as usize / 32).is_some_and(|w| w >> (id % 32) & 1 == 1) && !t.is_eog(*id);
         let all = || (0..t.vocab_size()).filter(allowed);
@@ -149,7 +153,7 @@ fn insert(
 ) -> Result<Option<Reason>, Failure> {
     for id in more {
         if let Some(m) = matcher {
-            m.accept(id).map_err(internal)?;
+            m.accept(id).map_err(failure)?;
         }
         if let Some(over) = said.say(id, logprobs) {
             return Ok(Some(over));
@@ -199,6 +203,10 @@ fn pause(ms: u64, to: &Reporter) -> bool {
     false
 }
 
-fn internal(e: text::Error) -> Failure {
-    Failure::Internal(e.to_string())
+/// A grammar that comes to nothing is the request's own.
+fn failure(e: text::Error) -> Failure {
+    match e {
+        text::Error::Grammar(_) => Failure::Request { field: None, what: e.to_string() },
+        other => Failure::Internal(other.to_string()),
+    }
 }

@@ -165,7 +165,7 @@ fn counting_agrees_with_reading_and_takes_no_place() {
     let count = shape(CLAUDE_COUNT);
     std::thread::scope(|scope| {
         let body = br#"{"model":"m","stream":true,"max_tokens":9,"messages":[{"role":"user","content":"stay"}]}"#;
-        let head = format!("POST /v1/messages HTTP/1.1\r\nhost: h\r\ncontent-length: {}\r\n\r\n", body.len());
+        let head = format!("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", body.len());
         let mut stays = std::net::TcpStream::connect(rig.address).unwrap();
         std::io::Write::write_all(&mut stays, &[head.as_bytes(), body].concat()).unwrap();
         let many: Vec<_> =
@@ -182,7 +182,7 @@ fn counting_agrees_with_reading_and_takes_no_place() {
 #[test]
 fn agents_find_out_that_a_server_is_there() {
     let rig = looking_for("x");
-    let (status, said) = rig.raw(b"HEAD / HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n");
+    let (status, said) = rig.raw(b"HEAD / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     assert_eq!((status, said.as_str()), (200, ""));
     for path in ["/v1/models", "/v1/models?client_version=0.171.0", "/v1/models?limit=1000"] {
         let (status, said) = rig.get(path);

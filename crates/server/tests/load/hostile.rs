@@ -29,16 +29,20 @@ fn a_body_beyond_the_limit_is_refused_without_being_kept() {
     for path in PATHS {
         // Said beforehand, and not a byte of it sent.
         let (status, said) = rig.raw(
-            format!("POST {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: 104857600\r\n\r\n")
-                .as_bytes(),
+            format!(
+                "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 104857600\r\n\r\n"
+            )
+            .as_bytes(),
         );
         assert_eq!(status, 413, "{said}");
         is_error(path, status, &said);
         // Not said: in chunks that never end.
         let mut s = TcpStream::connect(rig.address).unwrap();
         s.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        s.write_all(format!("POST {path} HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n").as_bytes())
-            .unwrap();
+        s.write_all(
+            format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n").as_bytes(),
+        )
+        .unwrap();
         let chunk = [b"10000\r\n".as_slice(), &[b' '; 0x10000], b"\r\n"].concat();
         // 100 MB, or until the server hangs up.
         let _ = (0..1600).try_for_each(|_| s.write_all(&chunk));
@@ -56,9 +60,9 @@ fn a_body_beyond_the_limit_is_refused_without_being_kept() {
 fn heads_without_end_are_refused() {
     let rig = rig();
     for head in [
-        format!("GET /v1/models HTTP/1.1\r\nhost: h\r\nx: {}\r\n\r\n", "a".repeat(1 << 20)),
-        format!("GET /{} HTTP/1.1\r\nhost: h\r\n\r\n", "a".repeat(1 << 20)),
-        format!("GET /v1/models HTTP/1.1\r\nhost: h\r\n{}\r\n", "x: y\r\n".repeat(20_000)),
+        format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "a".repeat(1 << 20)),
+        format!("GET /{} HTTP/1.1\r\nhost: localhost\r\n\r\n", "a".repeat(1 << 20)),
+        format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{}\r\n", "x: y\r\n".repeat(20_000)),
     ] {
         let (status, said) = rig.raw(head.as_bytes());
         assert!(status == 0 || (400..500).contains(&status), "{status} {said}");
@@ -93,7 +97,7 @@ fn a_client_that_drips_is_hung_up_on() {
         s.set_read_timeout(Some(Duration::from_secs(8))).unwrap();
         let text: &[u8] = match i % 2 {
             0 => b"GET /v1/models HTTP/1.1\r\nx-a: ",
-            _ => b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 1000\r\n\r\n{",
+            _ => b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{",
         };
         (&s).write_all(text).unwrap();
         slow.push((s, text));

@@ -47,8 +47,10 @@ fn once(rig: &Rig, random: &mut Random, seen: &Mutex<Seen>) {
         Err(e) => return bad(format!("cannot connect: {e}")),
     };
     stream.set_read_timeout(Some(STUCK)).unwrap();
-    let head =
-        format!("POST {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
     if let Err(e) = (&stream).write_all(head.as_bytes()) {
         return bad(format!("cannot send: {e}"));
     }

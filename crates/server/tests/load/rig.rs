@@ -92,14 +92,14 @@ impl Rig {
     /// A request with a body.
     pub fn post(&self, path: &str, headers: &str, body: &[u8]) -> (u16, String) {
         let head = format!(
-            "POST {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n",
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n",
             body.len()
         );
         self.raw(&[head.as_bytes(), body].concat())
     }
 
     pub fn get(&self, path: &str) -> (u16, String) {
-        self.raw(format!("GET {path} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n").as_bytes())
+        self.raw(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").as_bytes())
     }
 
     /// It answers as if nothing had been.

@@ -61,6 +61,55 @@ fn pages_from_elsewhere_are_kept_out() {
 }
 
 #[test]
+fn names_that_were_led_to_this_machine_are_kept_out() {
+    let rig = says(&["x"]);
+    let body = json!({"messages": [user("hi")]}).to_string();
+    let status = |head: &str| {
+        let mut s = TcpStream::connect(rig.address).unwrap();
+        let head = format!("POST /v1/chat/completions HTTP/1.1\r\n{head}\r\ncontent-length: {}\r\n\r\n", body.len());
+        s.write_all(head.as_bytes()).unwrap();
+        s.write_all(body.as_bytes()).unwrap();
+        Reply::read(s, false).status
+    };
+    assert_eq!(status("host: rebound.example"), 403);
+    assert_eq!(status(&format!("host: rebound.example:{}", rig.address.port())), 403);
+    assert_eq!(status("host: localhost\r\nsec-fetch-site: cross-site"), 403);
+    assert!(rig.prompts().is_empty(), "nothing was generated for them");
+    assert_eq!(status(&format!("host: {}", rig.address)), 200);
+    assert_eq!(status("host: localhost\r\nsec-fetch-site: cross-site\r\norigin: http://localhost:3000"), 200);
+}
+
+#[test]
+fn a_body_that_is_too_large_is_answered_to_clients_that_send_it_first() {
+    let mut s = Setup::default();
+    s.config.max_body = 1 << 20;
+    let rig = Rig::new(s);
+    // Much more than the buffers between the two hold.
+    let r = rig.send("POST", "/v1/chat/completions", &[], &vec![b' '; 16 << 20]);
+    assert_eq!((r.status, r.message().contains("1048576 bytes")), (413, true), "{}", r.text());
+}
+
+#[test]
+fn errors_have_the_form_of_the_client_that_asks() {
+    let rig = says(&["x"]);
+    let ask = |path: &str, headers: &[(&str, &str)]| rig.send("GET", path, headers, b"");
+    for path in ["/v1/models/%ff%00", "/v1/models/none", "/nothing"] {
+        let r = ask(path, &[]);
+        assert_eq!((r.status, r.json()["error"]["code"].as_str()), (404, Some("not_found")), "{path}: {}", r.text());
+        let r = ask(path, &[("anthropic-version", "2023-06-01")]);
+        assert_eq!(
+            (r.status, r.json()["error"]["type"].as_str()),
+            (404, Some("not_found_error")),
+            "{path}: {}",
+            r.text()
+        );
+    }
+    assert_eq!(ask("/v1/responses/%ff", &[]).status, 404);
+    let at = rig.get("/v1/models").ok()["data"][0]["created_at"].clone();
+    assert!(at.as_str().is_some_and(|a| a.len() == 20 && a.ends_with('Z')), "{at}");
+}
+
+#[test]
 fn what_there_is_to_see() {
     let rig = says(&["x"]);
     let m = rig.get("/v1/models").ok();
@@ -179,18 +228,20 @@ fn too_much_and_too_slow_is_refused_and_the_server_is_fine() {
     s.config.patience = Duration::from_millis(300);
     let rig = Rig::new(s);
     let mut large = TcpStream::connect(rig.address).unwrap();
-    large.write_all(b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 104857600\r\n\r\n").unwrap();
+    large.write_all(b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 104857600\r\n\r\n").unwrap();
     let r = Reply::read(large, false);
     assert_eq!((r.status, r.json()["error"]["type"].as_str()), (413, Some("request_too_large")));
     let mut chunked = TcpStream::connect(rig.address).unwrap();
-    chunked.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n").unwrap();
+    chunked
+        .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
+        .unwrap();
     let piece = [format!("{:x}\r\n", 1 << 19).into_bytes(), vec![b' '; 1 << 19], b"\r\n".to_vec()].concat();
     for _ in 0..3 {
         let _ = chunked.write_all(&piece);
     }
     assert_eq!(Reply::read(chunked, false).status, 413);
     let mut headers = TcpStream::connect(rig.address).unwrap();
-    headers.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n").unwrap();
+    headers.write_all(b"GET / HTTP/1.1\r\nhost: localhost\r\n").unwrap();
     let line = format!("x-a: {}\r\n", "a".repeat(8000));
     for _ in 0..16 {
         let _ = headers.write_all(line.as_bytes());
@@ -205,7 +256,7 @@ fn too_much_and_too_slow_is_refused_and_the_server_is_fine() {
     let _ = loris.read_to_end(&mut answer);
     assert!(begun.elapsed() < Duration::from_secs(5), "the connection is closed");
     let mut slow = TcpStream::connect(rig.address).unwrap();
-    slow.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{").unwrap();
+    slow.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{").unwrap();
     assert_eq!(Reply::read(slow, false).status, 408);
     assert_eq!(rig.chat(json!({})).ok()["choices"][0]["finish_reason"], "stop");
 }

@@ -118,6 +118,8 @@ fn headers_come_at_once_and_pings_while_nothing_happens() {
             assert!(text.starts_with(ping), "{text}");
             assert!(begun.elapsed() < Duration::from_secs(1));
         }
+        drop(r);
+        until("the next one need not wait", || rig.backend.load().running == 0);
     }
 }
 
@@ -173,7 +175,7 @@ fn a_server_that_stops_lets_requests_end_and_takes_no_new_ones() {
     let s = rig.open("POST", APIS[0], &[], &body(true));
     until("it runs", || rig.backend.load().running == 1);
     let mut idle = std::net::TcpStream::connect(rig.address).unwrap();
-    idle.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    idle.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
     rig.stop();
     assert!(Reply::read(s, false).text().contains("[DONE]"), "what runs is finished");
     let took = rig.stop_and_wait();
@@ -190,4 +192,23 @@ fn a_server_that_stops_does_not_wait_for_ever() {
     until("it runs", || backend.load().running == 1);
     assert!(rig.stop_and_wait() < Duration::from_secs(3));
     until("it is cancelled", || backend.load().running == 0);
+}
+
+#[test]
+fn an_answer_that_a_stopping_server_breaks_off_ends_with_an_error() {
+    for (api, error) in [(APIS[0], "\"error\""), (APIS[1], "event: error"), (APIS[2], "response.failed")] {
+        for stream in [true, false] {
+            let script = json!({"answers": [{"steps": ["a", {"ms": 60_000}]}]});
+            let mut s = Setup { script, ..Setup::default() };
+            s.config.drain = Duration::from_millis(100);
+            let mut rig = Rig::new(s);
+            let open = rig.open("POST", api, &[], &body(stream));
+            until("it runs", || rig.backend.load().running == 1);
+            rig.stop();
+            let r = Reply::read(open, false);
+            assert_eq!(r.status, if stream { 200 } else { 503 }, "{api}: {}", r.text());
+            assert!(r.text().contains("the server is stopping"), "{api}: {}", r.text());
+            assert!(!stream || r.text().contains(error), "{api}: {}", r.text());
+        }
+    }
 }

@@ -100,3 +100,42 @@ fn tools_of_the_provider_are_left_out() {
     rig.messages(json!({"tools": tools})).ok();
     assert!(rig.prompts()[0].contains("[mine: ]") && !rig.prompts()[0].contains("web_search"));
 }
+
+#[test]
+fn tools_that_the_client_runs_are_offered_although_it_sends_no_schema() {
+    let call = "<tool_call>\n{\"name\": \"bash\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>";
+    let rig = says(&[call]);
+    let tools = json!([{"type": "bash_20250124", "name": "bash"}, {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"}]);
+    let r = rig.messages(json!({"tools": tools})).ok();
+    assert_eq!((&r["content"][0]["name"], &r["content"][0]["input"]), (&json!("bash"), &json!({"command": "ls"})));
+    let p = &rig.prompts()[0];
+    assert!(p.contains("[bash: Runs") && p.contains("[str_replace_based_edit_tool: Views"), "{p}");
+    let r = rig.messages(json!({"tools": [{"type": "computer_20250124", "name": "computer"}]}));
+    assert!(r.status == 400 && r.message().contains("tools[0].type"), "{}", r.text());
+}
+
+#[test]
+fn tools_without_a_schema_or_with_one_name_are_refused() {
+    let rig = says(&["x"]);
+    let r = rig.messages(json!({"tools": [{"name": "a"}]}));
+    assert!(r.status == 400 && r.message().contains("tools[0].input_schema"), "{}", r.text());
+    let one = json!({"name": "a", "input_schema": {"type": "object"}});
+    let r = rig.messages(json!({"tools": [one, one]}));
+    assert!(r.status == 400 && r.message().contains("tools[1].name"), "{}", r.text());
+    let r = rig.messages(json!({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}));
+    assert!(r.status == 400 && r.message().contains("messages[0].content[0].text"), "{}", r.text());
+}
+
+#[test]
+fn a_message_begins_with_the_figures_it_ends_with() {
+    let script = json!({"prefill": {"cached": 10}, "answers": [{"steps": ["ok"]}]});
+    let rig = Rig::new(Setup { script, ..Setup::default() });
+    let whole = rig.messages(json!({})).ok()["usage"].clone();
+    assert_eq!(whole["cache_read_input_tokens"], 10);
+    let events = rig.messages(json!({"stream": true})).events();
+    let delta = events.iter().find(|e| e["type"] == "message_delta").unwrap();
+    for key in ["input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"] {
+        assert_eq!(events[0]["message"]["usage"][key], whole[key], "{key}");
+        assert_eq!(delta["usage"][key], whole[key], "{key}");
+    }
+}

@@ -39,9 +39,16 @@ fn degenerate_bodies_are_400_in_every_dialect_and_the_next_request_is_fine() {
             "/v1/completions" => {
                 ("prompt", vec![json!({}), json!({"prompt": null}), json!({"prompt": 5}), json!({"prompt": [-1]})])
             }
-            "/v1/responses" => {
-                ("input", vec![json!({"input": 7}), json!({"input": [7]}), json!({"input": [{"type": "x"}]})])
-            }
+            "/v1/responses" => (
+                "input",
+                vec![
+                    json!({}),
+                    json!({"messages": [user("x")]}),
+                    json!({"input": 7}),
+                    json!({"input": [7]}),
+                    json!({"input": [{"type": "x"}]}),
+                ],
+            ),
             _ => (
                 "messages",
                 vec![
@@ -51,6 +58,8 @@ fn degenerate_bodies_are_400_in_every_dialect_and_the_next_request_is_fine() {
                     json!({"messages": [7]}),
                     json!({"messages": {}}),
                     json!({"messages": [{"content": "x"}]}),
+                    json!({"messages": [{"role": "user", "content": 5}]}),
+                    json!({"messages": [{"role": "user", "content": {"text": "x"}}]}),
                     json!({"messages": [{"role": "narrator", "content": "x"}]}),
                 ],
             ),
@@ -185,7 +194,7 @@ fn sampling_out_of_range_is_refused_and_clamps_are_as_documented() {
     }
     for body in [
         json!({"temperature": 0}),
-        json!({"temperature": 2, "top_p": 0, "top_k": -1, "min_p": 0}),
+        json!({"temperature": 1, "top_p": 0, "top_k": -1, "min_p": 0}),
         json!({"top_p": 1, "top_k": 0, "seed": -1}),
         json!({"seed": u64::MAX}),
         json!({"seed": 7.0}),
@@ -195,6 +204,8 @@ fn sampling_out_of_range_is_refused_and_clamps_are_as_documented() {
             assert_eq!(r.status, 200, "{body}: {}", r.text());
         }
     }
+    assert_eq!(rig.chat(json!({"temperature": 2})).status, 200);
+    assert_eq!(rig.messages(json!({"temperature": 2})).status, 400, "there it ends at 1");
     assert_eq!(
         rig.send(
             "POST",

@@ -18,8 +18,16 @@ struct Knowing {
 impl Knowing {
     fn new() -> Self {
         let (name, architecture, sampling) = ("knowing".into(), "none".into(), Sampling::default());
-        let facts =
-            Facts { name, architecture, context: 4096, trained_context: 4096, vocab: 9999, parallel: 1, sampling };
+        let facts = Facts {
+            name,
+            aliases: vec![],
+            architecture,
+            context: 4096,
+            trained_context: 4096,
+            vocab: 9999,
+            parallel: 1,
+            sampling,
+        };
         Self { facts, prompts: Mutex::default() }
     }
 }

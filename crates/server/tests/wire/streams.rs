@@ -74,6 +74,40 @@ fn an_end_inside_reasoning_is_no_end() {
 }
 
 #[test]
+fn an_end_behind_reasoning_is_no_good_end() {
+    // It ends inside its reasoning, is made to close it and go on, and ends again.
+    let twice = || steps(json!(["<think>", "hm", {"end": true}, {"end": true}]));
+    let closed = || steps(json!(["<think>", "hm", "</think>", {"end": true}]));
+    let harmony = |script: Value| {
+        let script = json!({"answers": [{"steps": script}]});
+        Rig::new(Setup { script, dialect: Some("harmony"), ..Setup::default() })
+    };
+    let analysis = || harmony(json!(["<|channel|>analysis<|message|>", "hm", {"end": true}, {"end": true}]));
+    let ended = || harmony(json!(["<|channel|>analysis<|message|>", "hm", "<|end|>", {"end": true}]));
+    for rig in [twice(), closed(), analysis(), ended()] {
+        for (said, right) in [
+            (chat_whole(&rig.chat(json!({}))), "length"),
+            (chat_stream(&rig.chat(json!({"stream": true}))), "length"),
+            (messages_whole(&rig.messages(json!({}))), "max_tokens"),
+            (messages_stream(&rig.messages(json!({"stream": true}))), "max_tokens"),
+            (responses_whole(&rig.responses(json!({}))), "incomplete"),
+            (responses_stream(&rig.responses(json!({"stream": true}))), "incomplete"),
+        ] {
+            assert_eq!((said.of("reasoning"), said.text().as_str(), said.finish.as_str()), (vec!["hm"], "", right));
+        }
+        let r = rig.chat(json!({})).ok();
+        assert!(str(&r["choices"][0]["note"]).contains("no answer"), "{r}");
+    }
+}
+
+#[test]
+fn a_message_without_its_header_is_the_answer_in_gpt_oss() {
+    let script = json!({"answers": [{"steps": ["Hello there."]}]});
+    let rig = Rig::new(Setup { script, dialect: Some("harmony"), ..Setup::default() });
+    assert_eq!(texts(&rig, json!({})), vec!["Hello there."; 6]);
+}
+
+#[test]
 fn a_budget_of_reasoning_closes_it_and_the_model_goes_on() {
     let rig = steps(json!(["<think>", "one two three four five", "</think>", "ok"]));
     let thought = "one tw";

@@ -382,6 +382,116 @@ fn a_call_that_is_cut_off_does_not_pass_for_a_good_end() {
 }
 
 #[test]
+fn text_around_a_call_does_not_run_together() {
+    let good = "Hi <tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call> tail";
+    let broken = "Hi <tool_call>\n{\"name\": \"now\", \"arguments\": {\"a\" 1}}\n</tool_call> tail";
+    for output in [good, broken] {
+        let rig = says(&[output]);
+        for tools in [json!({"tools": openai()}), json!({})] {
+            let whole = chat_whole(&rig.chat(tools.clone()));
+            let streamed = chat_stream(&rig.chat(with(tools.clone(), json!({"stream": true}))));
+            assert_eq!(whole, streamed);
+            let text = whole.text();
+            assert!(text.starts_with("Hi\n") && text.ends_with("\ntail"), "{output} {tools}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn some_of_the_tools_may_be_allowed() {
+    let rig = says(&[TWO]);
+    let only = |mode: &str| json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [{"type": "function", "function": {"name": "later"}}]}});
+    let flat_only =
+        |mode: &str| json!({"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "later"}]});
+    for mode in ["auto", "required"] {
+        let chat = chat_whole(&rig.chat(json!({"tools": openai(), "tool_choice": only(mode), "max_tokens": 300})));
+        let responses = responses_whole(
+            &rig.responses(json!({"tools": flat(), "tool_choice": flat_only(mode), "max_output_tokens": 300})),
+        );
+        for said in [chat, responses] {
+            assert!(said.of("call").iter().all(|c| c.starts_with("later")), "{said:?}");
+            assert!(mode == "auto" || !said.of("call").is_empty(), "{said:?}");
+        }
+        assert!(rig.prompts().pop().unwrap().contains("[now: "), "all of them are shown");
+    }
+    let mut bad = only("auto");
+    bad["allowed_tools"]["tools"][0]["function"]["name"] = "nope".into();
+    let r = rig.chat(json!({"tools": openai(), "tool_choice": bad}));
+    assert!(r.status == 400 && r.message().contains("nope"), "{}", r.text());
+}
+
+#[test]
+fn tools_of_a_provider_are_left_out_of_chat_completions() {
+    let rig = says(&["ok"]);
+    let mut tools = openai();
+    tools
+        .as_array_mut()
+        .unwrap()
+        .extend([json!({"type": "web_search"}), json!({"type": "web_search_preview_2025_03_11"})]);
+    rig.chat(json!({"tools": tools})).ok();
+    let p = &rig.prompts()[0];
+    assert!(p.contains("[now: ") && !p.contains("web_search"), "{p}");
+}
+
+#[test]
+fn a_template_that_cannot_show_tools_is_not_given_any() {
+    let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n";
+    let rig = Rig::new(Setup { template: Some(template), dialect: None, ..Setup::default() });
+    for r in [
+        rig.chat(json!({"tools": openai()})),
+        rig.messages(json!({"tools": anthropic()})),
+        rig.responses(json!({"tools": flat()})),
+    ] {
+        assert!(r.status == 400 && r.message().contains("no place for tools"), "{}", r.text());
+    }
+    let call = json!({"id": "c", "type": "function", "function": {"name": "now", "arguments": "{}"}});
+    let history = json!([user("x"), {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "r"}]);
+    let r = rig.chat(json!({"messages": history}));
+    assert!(r.status == 400 && r.message().contains("messages[1]"), "{}", r.text());
+    assert_eq!(rig.chat(json!({"tools": openai(), "tool_choice": "none"})).status, 200);
+    let caps = |rig: &Rig| rig.get("/v1/models").ok()["data"][0]["capabilities"].clone();
+    assert!(!caps(&rig).as_array().unwrap().contains(&json!("tools")), "{}", caps(&rig));
+    // Unless somebody says that the model knows calls all the same.
+    let rig = Rig::new(Setup {
+        template: Some(template),
+        script: json!({"answers": [{"steps": [TWO]}]}),
+        ..Setup::default()
+    });
+    assert_eq!(chat_whole(&rig.chat(json!({"tools": openai()}))).of("call").len(), 2);
+    assert!(caps(&rig).as_array().unwrap().contains(&json!("tools")), "{}", caps(&rig));
+}
+
+#[test]
+fn what_an_answer_must_follow_is_named_by_the_clients_own_field() {
+    let rig = says(&["x"]);
+    let bad = json!({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]});
+    let m = json!({"output_config": {"format": {"type": "json_schema", "schema": bad}}});
+    let r = json!({"text": {"format": {"type": "json_schema", "name": "x", "schema": bad}}});
+    for (r, field) in [
+        (rig.chat(format(bad.clone())), "response_format.json_schema.schema"),
+        (rig.messages(m), "output_config.format.schema"),
+        (rig.responses(r), "text.format.schema"),
+    ] {
+        assert_eq!(r.status, 400, "{}", r.text());
+        let said = r.message();
+        assert!(said.starts_with(field) && said.contains("/properties/a") && !said.contains("%json"), "{said}");
+    }
+    for (body, word) in [
+        (json!({"response_format": {"type": "regex"}}), "response_format.pattern"),
+        (json!({"response_format": {"type": "grammar"}}), "response_format.grammar"),
+        (json!({"regex": "a", "grammar": "start: \"a\""}), "grammar"),
+        (json!({"regex": "a", "response_format": {"type": "json_object"}}), "regex"),
+        (json!({"grammar": "start: start"}), "grammar"),
+    ] {
+        let r = rig.chat(body.clone());
+        assert!(r.status == 400 && r.message().contains(word), "{body}: {}", r.text());
+    }
+    let circle = json!([{"type": "function", "function": {"name": "f", "strict": true, "parameters": bad}}]);
+    let r = rig.chat(json!({"tools": circle, "tool_choice": "required"}));
+    assert!(r.status == 400 && r.message().contains("f/properties/a"), "{}", r.text());
+}
+
+#[test]
 fn reasoning_that_talks_about_calls_stays_reasoning() {
     let tools = json!({"tools": openai(), "messages": [user("x")]});
     let said = |output: &str| chat_whole(&says(&[output]).chat(tools.clone()));

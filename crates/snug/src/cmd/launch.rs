@@ -16,6 +16,15 @@ const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 /// Finds or starts the server, writes the configuration, says what to expect, and hands over to the agent.
 pub fn run(a: &LaunchArgs) -> anyhow::Result<Ended> {
     let client = Client::new(a.url.as_deref().unwrap_or(DEFAULT_URL), a.api_key.clone())?;
+    // Before a model is loaded for it.
+    let (name, install) = a.agent.program();
+    let program = find(name, std::env::var_os("PATH").as_deref());
+    let program = match program {
+        Some(p) => p,
+        // Nothing is started, and `show` says that it could not be.
+        None if a.dry_run => PathBuf::new(),
+        None => return usage(format!("there is no `{name}` in PATH; `{install}` installs it")),
+    };
     let (served, _server) = server(a, &client)?;
     let setup = a.agent.setup(&served, &own_directory()?);
     check(&served, &setup)?;
@@ -23,13 +32,9 @@ pub fn run(a: &LaunchArgs) -> anyhow::Result<Ended> {
     if a.dry_run {
         return show(a, &served, &setup, &change);
     }
-    let program = find(setup.program, std::env::var_os("PATH").as_deref());
-    let Some(program) = program else {
-        return usage(format!("there is no `{}` in PATH; `{}` installs it", setup.program, setup.install));
-    };
     note(format_args!("{} at {}, {} positions", served.model, served.url, served.context));
     match pace::measure(&client, &served.model, served.context, seed()) {
-        Ok(rate) => note(pace::forecast(rate)),
+        Ok(rate) => note(pace::forecast(rate, served.context)),
         Err(e) => note(format_args!("how fast the server reads could not be measured: {e}")),
     }
     write(&setup)?;
@@ -65,11 +70,13 @@ fn would_be(a: &LaunchArgs, client: &Client) -> anyhow::Result<Served> {
     let opened = engine::open::Opened::open(resolve::source(a.model.as_deref())?)?;
     let context = opened.family.spec().context.min(engine::plan::DEFAULT_CONTEXT);
     note(format_args!("no server at {}: one would be started, its context {context} if memory allows", client.url()));
+    let (model, tools) = crate::serve::known(&opened, a.model.as_deref())?;
     Ok(Served {
         url: client.url().into(),
         key: a.api_key.clone().unwrap_or_else(|| "none".into()),
-        model: engine::open::name(opened.ck.meta()),
+        model,
         context,
+        tools,
     })
 }
 
@@ -84,6 +91,12 @@ fn check(served: &Served, setup: &Setup) -> anyhow::Result<()> {
     if served.context < setup.least_context {
         let (has, least) = (served.context, setup.least_context);
         return usage(format!("{} needs {least} positions; {} has {has}", setup.program, served.model));
+    }
+    if !served.tools {
+        note(format_args!(
+            "warning: {} cannot call tools, so {} can do nothing with it but talk, and requests that offer tools are refused",
+            served.model, setup.program
+        ));
     }
     if served.context < pace::FIRST_TURN + pace::FIRST_TURN / 4 {
         note(format_args!(

@@ -48,7 +48,8 @@ async fn serve(a: &ServeArgs, config: Config, opened: Opened, source: Source) ->
     let server = Server::bind(config, loading.clone()).await.map_err(listen_fault)?;
     note(format_args!("listening on http://{}", server.address()));
     let (loaded, outcome) = oneshot::channel();
-    let (name, dialect, queue) = (a.name.clone(), a.dialect.clone(), a.queue);
+    let name = a.name.clone().or_else(|| resolve::asked_for(a.model.as_deref()?));
+    let (dialect, queue) = (a.dialect.clone(), a.queue);
     std::thread::Builder::new()
         .name("load".into())
         .spawn(move || {

@@ -4,6 +4,9 @@ use super::{PATIENCE_MS, Served, Setup, pretty};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
+/// Its program, and how to install it.
+pub const PROGRAM: (&str, &str) = ("claude", "npm install -g @anthropic-ai/claude-code");
+
 /// The same variables twice: in the environment, and in a file for `--settings`, since an `env` block of the person's own
 /// settings would otherwise win over the environment. The key is only in the environment.
 pub fn setup(s: &Served, dir: &Path) -> Setup {
@@ -31,8 +34,8 @@ pub fn setup(s: &Served, dir: &Path) -> Setup {
     let file = dir.join("settings.json");
     env.push(("ANTHROPIC_AUTH_TOKEN", s.key.clone()));
     Setup {
-        program: "claude",
-        install: "npm install -g @anthropic-ai/claude-code",
+        program: PROGRAM.0,
+        install: PROGRAM.1,
         args: vec!["--settings".into(), file.display().to_string()],
         default_args: &[],
         env,

@@ -2,6 +2,9 @@
 
 use super::{KEY_VARIABLE, PATIENCE_MS, Served, Setup};
 
+/// Its program, and how to install it.
+pub const PROGRAM: (&str, &str) = ("codex", "npm install -g @openai/codex");
+
 /// All of it as `-c key=value`, which win over every file: nothing is written.
 pub fn setup(s: &Served) -> Setup {
     let provider = [
@@ -22,8 +25,8 @@ pub fn setup(s: &Served) -> Setup {
     ];
     keys.extend(provider.into_iter().map(|(k, v)| (format!("model_providers.snug.{k}"), v)));
     Setup {
-        program: "codex",
-        install: "npm install -g @openai/codex",
+        program: PROGRAM.0,
+        install: PROGRAM.1,
         args: keys.into_iter().flat_map(|(k, v)| ["-c".to_string(), format!("{k}={v}")]).collect(),
         default_args: &[],
         env: vec![(KEY_VARIABLE, s.key.clone())],
@@ -44,7 +47,7 @@ mod tests {
     #[test]
     fn values_are_toml() {
         let model = "a \"b\" \\ c".to_string();
-        let s = Served { url: "http://h:1".into(), key: "k".into(), model, context: 32_768 };
+        let s = Served { url: "http://h:1".into(), key: "k".into(), model, context: 32_768, tools: true };
         let args = setup(&s).args;
         assert!(args.contains(&r#"model="a \"b\" \\ c""#.to_string()), "{args:?}");
         assert!(args.contains(&r#"model_providers.snug.base_url="http://h:1/v1""#.to_string()));

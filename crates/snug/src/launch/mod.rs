@@ -41,6 +41,8 @@ pub struct Served {
     pub model: String,
     /// Positions of prompt and answer together.
     pub context: u32,
+    /// Whether it can call tools.
+    pub tools: bool,
 }
 
 impl Served {
@@ -84,6 +86,17 @@ impl Agent {
         self.to_possible_value().map_or_else(String::new, |v| v.get_name().to_string())
     }
 
+    /// Its program, and how to install it.
+    pub fn program(self) -> (&'static str, &'static str) {
+        match self {
+            Agent::Claude => claude::PROGRAM,
+            Agent::Codex => codex::PROGRAM,
+            Agent::Opencode => opencode::PROGRAM,
+            Agent::Openclaw => openclaw::PROGRAM,
+            Agent::Qwen => qwen::PROGRAM,
+        }
+    }
+
     /// How it is started against a server; its files go under `dir`.
     pub fn setup(self, served: &Served, dir: &Path) -> Setup {
         let dir = dir.join(self.name());
@@ -113,7 +126,13 @@ mod tests {
     use serde_json::Value;
 
     fn served(context: u32) -> Served {
-        Served { url: "http://127.0.0.1:8080".into(), key: "k\"1".into(), model: "a/model \"x\"".into(), context }
+        Served {
+            url: "http://127.0.0.1:8080".into(),
+            key: "k\"1".into(),
+            model: "a/model \"x\"".into(),
+            context,
+            tools: true,
+        }
     }
 
     fn all() -> Vec<(Agent, Setup)> {
@@ -137,6 +156,13 @@ mod tests {
             assert!(told.contains("a/model"), "{agent:?}: {told}");
             assert!(s.env.iter().any(|(_, v)| v == "k\"1"), "{agent:?} has the key");
         }
+    }
+
+    #[test]
+    fn an_agent_is_not_told_of_tools_that_are_not_there() {
+        let without = Served { tools: false, ..served(50_000) };
+        let told = told(&Agent::Opencode.setup(&without, Path::new("/own")));
+        assert!(told.contains("\"tool_call\":false"), "{told}");
     }
 
     #[test]

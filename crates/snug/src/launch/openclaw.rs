@@ -4,6 +4,9 @@ use super::{KEY_VARIABLE, PATIENCE_MS, Served, Setup, pretty};
 use serde_json::json;
 use std::path::Path;
 
+/// Its program, and how to install it.
+pub const PROGRAM: (&str, &str) = ("openclaw", "npm install -g openclaw");
+
 /// A configuration and a state directory of their own, and the terminal without a gateway: a gateway that runs already
 /// would go on with the person's configuration.
 pub fn setup(s: &Served, dir: &Path) -> Setup {
@@ -23,8 +26,8 @@ pub fn setup(s: &Served, dir: &Path) -> Setup {
     let file = dir.join("openclaw.json");
     let state = dir.join("state").display().to_string();
     Setup {
-        program: "openclaw",
-        install: "npm install -g openclaw",
+        program: PROGRAM.0,
+        install: PROGRAM.1,
         args: vec![],
         default_args: &["chat"],
         env: vec![

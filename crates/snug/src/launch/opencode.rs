@@ -3,6 +3,9 @@
 use super::{KEY_VARIABLE, Served, Setup};
 use serde_json::json;
 
+/// Its program, and how to install it.
+pub const PROGRAM: (&str, &str) = ("opencode", "npm install -g opencode-ai");
+
 /// One variable with a whole configuration, which wins over the person's and the project's files: nothing is written.
 pub fn setup(s: &Served) -> Setup {
     let model = format!("snug/{}", s.model);
@@ -16,12 +19,12 @@ pub fn setup(s: &Served) -> Setup {
             "npm": "@ai-sdk/openai-compatible",
             "name": "Snug",
             "options": {"baseURL": s.v1(), "apiKey": format!("{{env:{KEY_VARIABLE}}}"), "timeout": false},
-            "models": {&s.model: {"name": s.model, "tool_call": true, "limit": limit}},
+            "models": {&s.model: {"name": s.model, "tool_call": s.tools, "limit": limit}},
         }},
     });
     Setup {
-        program: "opencode",
-        install: "npm install -g opencode-ai",
+        program: PROGRAM.0,
+        install: PROGRAM.1,
         args: vec![],
         default_args: &[],
         env: vec![("OPENCODE_CONFIG_CONTENT", config.to_string()), (KEY_VARIABLE, s.key.clone())],

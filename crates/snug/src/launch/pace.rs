@@ -50,11 +50,13 @@ fn words(n: usize, seed: u64) -> String {
     out
 }
 
-/// What a person should expect of the first turn. The rate was measured on a short prompt, and a long one is read more
-/// slowly, so the time is a lower bound.
-pub fn forecast(rate: f64) -> String {
-    let seconds = f64::from(FIRST_TURN) / rate.max(1e-6);
-    format!("a first turn of {FIRST_TURN} tokens takes at least {} here ({rate:.0} tokens/s)", spoken(seconds))
+/// What a person should expect of the first turn, as far as it fits into the context. The rate was measured on a short
+/// prompt, and a long one is read more slowly, so the time is a lower bound.
+pub fn forecast(rate: f64, context: u32) -> String {
+    let tokens = FIRST_TURN.min(context);
+    let seconds = f64::from(tokens) / rate.max(1e-6);
+    let all = if tokens < FIRST_TURN { ", as many as fit," } else { "" };
+    format!("a first turn of {tokens} tokens{all} takes at least {} here ({rate:.0} tokens/s)", spoken(seconds))
 }
 
 fn spoken(seconds: f64) -> String {
@@ -71,11 +73,14 @@ mod tests {
 
     #[test]
     fn times_are_said_in_units_people_use() {
-        assert!(forecast(400.0).contains("at least 50 s here (400 tokens/s)"), "{}", forecast(400.0));
-        assert!(forecast(100.0).contains("at least 3 min"));
-        assert!(forecast(2.0).contains("at least 2.8 h"));
-        assert!(forecast(1e9).contains("at least 1 s"));
-        assert!(forecast(0.0).contains(" h "), "no division by nothing");
+        let said = |rate| forecast(rate, 100_000);
+        assert!(said(400.0).contains("at least 50 s here (400 tokens/s)"), "{}", said(400.0));
+        assert!(said(100.0).contains("at least 3 min"));
+        assert!(said(2.0).contains("at least 2.8 h"));
+        assert!(said(1e9).contains("at least 1 s"));
+        assert!(said(0.0).contains(" h "), "no division by nothing");
+        let short = forecast(100.0, 8_000);
+        assert!(short.contains("8000 tokens, as many as fit, takes at least 80 s"), "{short}");
     }
 
     #[test]

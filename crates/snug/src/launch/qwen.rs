@@ -4,6 +4,9 @@ use super::{KEY_VARIABLE, PATIENCE_MS, Served, Setup, pretty};
 use serde_json::json;
 use std::path::Path;
 
+/// Its program, and how to install it.
+pub const PROGRAM: (&str, &str) = ("qwen", "npm install -g @qwen-code/qwen-code");
+
 /// A file of system settings, which win over the person's and the project's. It takes the place of one an administrator
 /// may have put in `/etc`, for this one process.
 pub fn setup(s: &Served, dir: &Path) -> Setup {
@@ -20,8 +23,8 @@ pub fn setup(s: &Served, dir: &Path) -> Setup {
     });
     let file = dir.join("settings.json");
     Setup {
-        program: "qwen",
-        install: "npm install -g @qwen-code/qwen-code",
+        program: PROGRAM.0,
+        install: PROGRAM.1,
         args: vec![],
         default_args: &[],
         env: vec![

@@ -181,7 +181,7 @@ impl Client {
         let ids: Vec<&str> = list.iter().filter_map(|m| m["id"].as_str()).collect();
         let one = match model {
             None => &list[0],
-            Some(name) => list.iter().find(|m| m["id"] == name).ok_or_else(|| Error::Model {
+            Some(name) => list.iter().find(|m| is_called(m, name)).ok_or_else(|| Error::Model {
                 url: self.url.clone(),
                 has: ids.join(", "),
                 asked: name.into(),
@@ -194,6 +194,7 @@ impl Client {
             key: self.key.clone().unwrap_or_else(|| "none".into()),
             model: id.into(),
             context: context.ok_or_else(|| strange("a model without a context_length"))?,
+            tools: one["capabilities"].as_array().is_none_or(|c| c.iter().any(|c| c == "tools")),
         })
     }
 
@@ -234,6 +235,11 @@ impl Client {
         let strange = || Error::Strange { url: self.url.clone(), path: "/v1/completions", what: "no usage".into() };
         Ok((read.ok_or_else(strange)?.saturating_sub(reused.unwrap_or(0)), took))
     }
+}
+
+/// Whether a model goes by that name.
+fn is_called(model: &Value, name: &str) -> bool {
+    model["id"] == name || model["aliases"].as_array().is_some_and(|a| a.iter().any(|a| a == name))
 }
 
 type Answer = Result<ureq::http::Response<ureq::Body>, ureq::Error>;

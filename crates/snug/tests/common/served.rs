@@ -31,8 +31,10 @@ impl Served {
     pub fn post(&self, path: &str, body: &Value) -> String {
         let body = body.to_string();
         let mut s = TcpStream::connect(&self.address).unwrap();
-        let head =
-            format!("POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
         s.write_all(head.as_bytes()).unwrap();
         s.write_all(body.as_bytes()).unwrap();
         let mut all = String::new();

@@ -114,7 +114,11 @@ fn calls_or(
                         set tool_choice, or leave one out";
             return Err(Error::Grammar(what.into()));
         }
-        (true, _) if held => lark.rule(&format!("{must} | {SPACE} @{ANSWER}")),
+        // White space would decide for a call.
+        (true, opener) if held => {
+            let call = format!("{} {}", lark.literal(opener), calls.rest);
+            lark.rule(&format!("{call} | @{ANSWER}"))
+        }
         // Without markup a call is only told from text by how it begins.
         (true, "") => {
             let text = lark.until(ANY_TEXT, Some(&format!(r"\s*\{{{ANY_TEXT}")), "");
@@ -125,7 +129,7 @@ fn calls_or(
             lark.rule(&format!("{before} {} | {text}?", calls.rest))
         }
     };
-    let think = think(&mut lark, t.dialect, reasoning);
+    let think = think(&mut lark, t.dialect, reasoning, if held { SPACE } else { "" });
     Ok(lark.done(&format!("{think} {body}")))
 }
 
@@ -136,23 +140,25 @@ pub(super) fn behind_reasoning(dialect: &Dialect, reasoning: Reasoning, inner: S
         let before = harmony_reasoning(&mut lark, reasoning);
         format!("{before} {} @inner", lark.literal("<|channel|>final<|message|>"))
     } else {
-        format!("{} {SPACE} @inner", think(&mut lark, dialect, reasoning))
+        format!("{} @inner", think(&mut lark, dialect, reasoning, SPACE))
     };
     let mut grammar = TopLevelGrammar::from_lark(lark.done(&start));
     grammar.grammars.push(named("inner", inner));
     grammar
 }
 
-fn think(lark: &mut Lark<'_>, dialect: &Dialect, reasoning: Reasoning) -> String {
+/// Reasoning, and what stands between it and what follows. Without reasoning nothing stands there: an answer has no white
+/// space that its grammar does not have.
+fn think(lark: &mut Lark<'_>, dialect: &Dialect, reasoning: Reasoning, space: &str) -> String {
     let Some((open, close)) = dialect.compiled().syntax.reasoning.filter(|_| dialect.compiled().think.is_some()) else {
         return String::new();
     };
     match reasoning {
         Reasoning::Off => String::new(),
-        Reasoning::Open => lark.until(ANY_TEXT, None, close),
+        Reasoning::Open => format!("{} {space}", lark.until(ANY_TEXT, None, close)),
         Reasoning::Allowed => {
             let (open, inside) = (lark.literal(open), lark.until(ANY_TEXT, None, close));
-            format!("({open} {inside})?")
+            format!("({open} {inside} {space})?")
         }
     }
 }
@@ -203,7 +209,9 @@ fn enforceable(tool: &Tool, vocabulary: &Vocabulary, warnings: &mut Vec<Warning>
             Some(find_culprit(vocabulary, &schema, &failed))
         });
         let Some(f) = found else { return Ok(schema) };
-        if f.path == "/" && f.keyword.is_empty() || Some(&f) == last.as_ref() {
+        let lost = f.path == "/" && f.keyword.is_empty() || Some(&f) == last.as_ref();
+        // What a reference stands for cannot be guessed.
+        if lost || tool.strict && f.keyword == "$ref" {
             last = Some(f);
             break;
         }

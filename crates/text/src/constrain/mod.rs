@@ -4,6 +4,7 @@
 //! [`mask`](Matcher::mask) before sampling, tell it the sampled id with [`accept`](Matcher::accept). A grammar speaks of
 //! the output from where the matcher begins; reasoning before it is the caller's to let pass, or [`Reasoning`]'s.
 
+mod bounds;
 mod calls;
 mod gemma;
 mod lark;
@@ -80,16 +81,19 @@ impl Constraint<'_> {
             Self::Tools(t) => Spaces::of_calls(t, t.answer.is_some_and(Self::is_json), reasoning),
             _ => self.is_json().then(|| Spaces::of_json(dialect, reasoning)),
         };
-        match compile(vocabulary, grammar) {
-            Ok(inner) => {
-                let (env, blank) = (vocabulary.factory.tok_env().clone(), Arc::clone(&vocabulary.blank));
-                Ok(Matcher { inner, size: vocabulary.size, words: Vec::new(), warnings, spaces, env, blank })
-            }
-            Err(what) => Err(match self {
-                Self::JsonSchema(s) => culprit(vocabulary, s, &what),
-                _ => Error::Grammar(what),
-            }),
+        let refused = |what: String| match self {
+            Self::JsonSchema(s) => culprit(vocabulary, s, &what),
+            // The grammar of calls is not the client's own.
+            Self::Tools(_) => Error::Grammar(brief(&what)),
+            _ => Error::Grammar(what),
+        };
+        // Behind reasoning it would be seen too late that an answer has no beginning.
+        if reasoning != Reasoning::Off && !matches!(self, Self::Tools(_)) {
+            compile(vocabulary, TopLevelGrammar::from_lark(self.lark()?)).map_err(refused)?;
         }
+        let inner = compile(vocabulary, grammar).map_err(refused)?;
+        let (env, blank) = (vocabulary.factory.tok_env().clone(), Arc::clone(&vocabulary.blank));
+        Ok(Matcher { inner, size: vocabulary.size, words: Vec::new(), warnings, spaces, env, blank })
     }
 
     fn is_json(&self) -> bool {
@@ -119,13 +123,37 @@ fn json_grammar(schema: &Value) -> String {
 
 fn compile(vocabulary: &Vocabulary, grammar: TopLevelGrammar) -> Result<llguidance::Matcher, String> {
     let made = catch_unwind(AssertUnwindSafe(|| {
-        let matcher = llguidance::Matcher::new(vocabulary.factory.create_parser(grammar));
-        match matcher.get_error() {
-            Some(e) => Err(e),
-            None => Ok(matcher),
+        let mut matcher = llguidance::Matcher::new(vocabulary.factory.create_parser(grammar));
+        if let Some(e) = matcher.get_error() {
+            return Err(e);
+        }
+        // A rule that leads only to itself compiles, and then nothing may come.
+        match matcher.compute_mask_or_eos() {
+            Ok(_) => Ok(matcher),
+            Err(e) => Err(stuck(&e)),
         }
     }));
     made.unwrap_or_else(|_| Err("the grammar's compiler gave up".into()))
+}
+
+/// What the parser says, in words.
+fn stuck(e: &impl std::fmt::Display) -> String {
+    let said = e.to_string();
+    if said.contains("NoExtensionBias") {
+        return "nothing can come next: what is asked for has no end, or leads only to itself".into();
+    }
+    said
+}
+
+/// What a compiler says of a schema, without the grammar it dumps behind it.
+fn brief(what: &str) -> String {
+    /// The longest message, in characters.
+    const MAX: usize = 300;
+    let line = what.lines().map(str::trim).find(|l| !l.is_empty()).unwrap_or_default();
+    match line.char_indices().nth(MAX) {
+        Some((at, _)) => format!("{}...", &line[..at]),
+        None => line.to_owned(),
+    }
 }
 
 /// Whether a schema alone compiles.
@@ -166,7 +194,7 @@ fn find_culprit(vocabulary: &Vocabulary, root: &Value, what: &str) -> schema::Fi
             break;
         }
     }
-    schema::Finding { path: if path.is_empty() { "/".into() } else { path }, keyword, why: what }
+    schema::Finding { path: if path.is_empty() { "/".into() } else { path }, keyword, why: brief(&what) }
 }
 
 fn culprit(vocabulary: &Vocabulary, root: &Value, what: &str) -> Error {
@@ -196,7 +224,7 @@ impl Matcher {
     pub fn mask(&mut self) -> Result<&[u32]> {
         let inner = &mut self.inner;
         let mask = catch_unwind(AssertUnwindSafe(|| inner.compute_mask_or_eos()));
-        let mask = mask.map_err(|_| gave_up())?.map_err(|e| Error::Grammar(e.to_string()))?;
+        let mask = mask.map_err(|_| gave_up())?.map_err(|e| Error::Grammar(stuck(&e)))?;
         let words = (self.size as usize).div_ceil(32);
         self.words.clear();
         self.words.extend(mask.as_slice().iter().take(words));

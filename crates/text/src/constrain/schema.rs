@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::Warning;
+use super::{Warning, bounds};
 
 /// Keywords of JSON Schema (draft 2020-12 and what it replaced) that say something about values and are not enforced.
 const UNSUPPORTED: &[&str] = &[
@@ -111,10 +111,15 @@ fn look(root: &Value, path: &str, map: &Map<String, Value>, out: &mut Vec<Findin
     }
     if let Some(r) = map.get("$ref") {
         let target = r.as_str().and_then(|r| root.pointer(r.strip_prefix('#')?));
-        if target.is_none() {
-            out.push(finding(path, "$ref", format!("{r} is not found in the schema")));
+        match target {
+            None => out.push(finding(path, "$ref", format!("{r} is not found in the schema"))),
+            Some(t) if is_void(root, t, &mut vec![std::ptr::from_ref(map)]) => {
+                out.push(finding(path, "$ref", format!("{r} leads back to itself with nothing between")));
+            }
+            Some(_) => {}
         }
     }
+    out.extend(bounds::unreachable(map).map(|(key, why)| finding(path, key, why)));
     if let Some(t) = map.get("type") {
         const TYPES: [&str; 7] = ["null", "boolean", "number", "integer", "string", "array", "object"];
         let known = |v: &Value| v.as_str().is_some_and(|s| TYPES.contains(&s));
@@ -122,6 +127,28 @@ fn look(root: &Value, path: &str, map: &Map<String, Value>, out: &mut Vec<Findin
             out.push(finding(path, "type", format!("{t} is no type")));
         }
     }
+}
+
+/// Whether a schema says nothing but that it is itself, so that no value is ever reached. `above`: the schemas that are
+/// being asked.
+fn is_void(root: &Value, schema: &Value, above: &mut Vec<*const Map<String, Value>>) -> bool {
+    let Some(map) = schema.as_object() else { return false };
+    let this = std::ptr::from_ref(map);
+    if above.contains(&this) || above.len() > MAX_DEPTH {
+        return above.contains(&this);
+    }
+    above.push(this);
+    let target = map.get("$ref").and_then(Value::as_str).and_then(|r| root.pointer(r.strip_prefix('#')?));
+    let mut of = |key: &str, all: bool| {
+        let parts = map.get(key).and_then(Value::as_array).filter(|a| !a.is_empty());
+        parts.is_some_and(|a| {
+            if all { a.iter().all(|s| is_void(root, s, above)) } else { a.iter().any(|s| is_void(root, s, above)) }
+        })
+    };
+    let parts = of("anyOf", true) || of("oneOf", true) || of("allOf", false);
+    let void = parts || target.is_some_and(|t| is_void(root, t, above));
+    above.pop();
+    void
 }
 
 fn may_be_string(map: &Map<String, Value>) -> bool {
@@ -177,7 +204,10 @@ pub(super) fn prepared(schema: &Value) -> Value {
             out["$defs"][format!("__ref{i}")] = target;
         }
     }
-    real_formats(&mut out);
+    everywhere(&mut out, &mut |m| {
+        real_format(m);
+        bounds::rewrite(m);
+    });
     out
 }
 
@@ -187,28 +217,33 @@ pub(super) const DATE: &str = "([0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[0
 pub(super) const TIME: &str = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]";
 
 /// Adds what the compiler's own formats leave out, where no pattern stands in the way.
-fn real_formats(v: &mut Value) {
+fn real_format(m: &mut Map<String, Value>) {
+    let pattern = match m.get("format").and_then(Value::as_str) {
+        Some("date") => Some(format!("^{DATE}$")),
+        Some("time") => Some(format!("^{TIME}")),
+        Some("date-time") => Some(format!("^{DATE}[tT]{TIME}")),
+        // RFC 5321 and 1035 bound their lengths.
+        Some("email") => Some("^[^@]{1,64}@.{1,253}$".to_owned()),
+        Some("hostname") => Some("^.{1,253}$".to_owned()),
+        _ => None,
+    };
+    if let Some(pattern) = pattern.filter(|_| !m.contains_key("pattern")) {
+        m.insert("pattern".into(), pattern.into());
+    }
+}
+
+/// Changes every schema inside a schema, and leaves values in it alone.
+fn everywhere(v: &mut Value, change: &mut impl FnMut(&mut Map<String, Value>)) {
     match v {
         Value::Object(m) => {
-            let pattern = match m.get("format").and_then(Value::as_str) {
-                Some("date") => Some(format!("^{DATE}$")),
-                Some("time") => Some(format!("^{TIME}")),
-                Some("date-time") => Some(format!("^{DATE}[tT]{TIME}")),
-                // RFC 5321 and 1035 bound their lengths.
-                Some("email") => Some("^[^@]{1,64}@.{1,253}$".to_owned()),
-                Some("hostname") => Some("^.{1,253}$".to_owned()),
-                _ => None,
-            };
-            if let Some(pattern) = pattern.filter(|_| !m.contains_key("pattern")) {
-                m.insert("pattern".into(), pattern.into());
-            }
+            change(m);
             for (key, v) in m.iter_mut() {
                 if !matches!(key.as_str(), "enum" | "const" | "default" | "examples") {
-                    real_formats(v);
+                    everywhere(v, change);
                 }
             }
         }
-        Value::Array(a) => a.iter_mut().for_each(real_formats),
+        Value::Array(a) => a.iter_mut().for_each(|v| everywhere(v, change)),
         _ => {}
     }
 }

@@ -53,11 +53,15 @@ pub struct OutputParser {
     reasoning: bool,
     /// A section of calls is open.
     section: bool,
+    /// `<|start|>` opened the header, so that words in it are a role.
+    announced: bool,
     /// Nothing more will come.
     at_end: Option<Finish>,
     degraded: bool,
     cut_call: Option<Option<u32>>,
     broken: Option<u32>,
+    /// What came after a call broke. It is the call's if markup closes it, and text if none does.
+    lost: Vec<Sym>,
 }
 
 #[derive(Debug)]
@@ -99,10 +103,12 @@ impl OutputParser {
             state: if harmony && !options.inside_reasoning { State::Header } else { State::Text },
             reasoning: options.inside_reasoning,
             section: false,
+            announced: false,
             at_end: None,
             degraded: false,
             cut_call: None,
             broken: None,
+            lost: Vec::new(),
             c,
         }
     }
@@ -371,6 +377,9 @@ impl OutputParser {
             (Body::Whole(b), Calls::Json(j), _) => (1, b.step(c, j, self.held[0], &mut self.out)),
             _ => (0, Flow::Broken),
         };
+        if flow == Flow::Broken {
+            self.lost.extend(&self.held[..n.min(self.held.len())]);
+        }
         if flow != Flow::Retry {
             self.drop_front(n);
         }
@@ -382,6 +391,7 @@ impl OutputParser {
             }
             (Flow::Broken, Body::Whole(w)) => {
                 self.degraded = true;
+                self.lost.clear();
                 let rest = std::mem::replace(&mut self.held, w.raw);
                 self.emit(c, self.held.len());
                 self.held = rest;
@@ -437,6 +447,8 @@ impl OutputParser {
             if let Match::Full(n) = end {
                 self.drop_front(n);
             }
+            self.lost.clear();
+            self.announced = false;
             self.state = if harmony { State::Header } else { State::Text };
             return true;
         }
@@ -444,6 +456,7 @@ impl OutputParser {
         if (end == Match::Partial || open == Match::Partial) && self.at_end.is_none() {
             return false;
         }
+        self.lost.push(self.held[0]);
         self.drop_front(1);
         true
     }
@@ -462,9 +475,11 @@ impl OutputParser {
     fn harmony_text(&mut self, c: &Compiled) -> bool {
         let h = &c.harmony;
         let mut wait = false;
-        for (pattern, taken) in h.ends.iter().map(|p| (p, true)).chain([(&h.start, true), (&h.channel, false)]) {
+        let ends = h.ends.iter().map(|p| (p, true, false));
+        for (pattern, taken, start) in ends.chain([(&h.start, true, true), (&h.channel, false, false)]) {
             match pattern.at(&self.held) {
                 Match::Full(n) => {
+                    self.announced = start;
                     if taken {
                         self.drop_front(n);
                     }
@@ -496,29 +511,47 @@ impl OutputParser {
             if let Match::Full(n) = h.message.at(rest) {
                 let target = harmony_head::read(h, &c.marks, &self.held[..i]);
                 self.drop_front(i + n);
+                self.announced = false;
                 self.begin_message(target);
                 return true;
             }
             let skipped = match (first(&h.ends, rest).0, h.start.at(rest)) {
-                (Match::Full(n), _) | (_, Match::Full(n)) => Some(n),
+                (_, Match::Full(n)) => Some((n, true)),
+                (Match::Full(n), _) => Some((n, false)),
                 _ => None,
             };
-            if let Some(n) = skipped {
-                // A header without a message.
+            if let Some((n, start)) = skipped {
+                // A header without a message, or a message without a header.
                 self.degraded |= i > 0;
-                self.drop_front(i + n);
+                self.headless(c, i);
+                self.drop_front(n);
+                self.announced = start;
                 return true;
             }
         }
         if self.held.len() > MAX {
-            self.degraded = true;
-            self.reasoning = false;
+            self.announced = false;
+            self.headless(c, self.held.len());
             self.state = State::Text;
-            self.out.paragraph();
-            self.emit(c, self.held.len());
+            return true;
+        }
+        if self.at_end.is_some() && !harmony_head::is_head(h, &c.marks, &self.held, self.announced) {
+            self.headless(c, self.held.len());
             return true;
         }
         false
+    }
+
+    /// So many symbols stand where a header should. What is none is text.
+    fn headless(&mut self, c: &Compiled, n: usize) {
+        self.reasoning = false;
+        if n == 0 || harmony_head::is_head(&c.harmony, &c.marks, &self.held[..n], self.announced) {
+            self.drop_front(n);
+            return;
+        }
+        self.degraded = true;
+        self.out.paragraph();
+        self.emit(c, n);
     }
 
     fn begin_message(&mut self, target: Target) {
@@ -544,6 +577,11 @@ impl OutputParser {
             }
             State::Call(Body::Whole(_)) => self.cut_call = Some(None),
             State::Call(_) => self.cut_call = Some(index),
+            State::Lost if self.broken.is_some() => {
+                let c = Arc::clone(&self.c);
+                self.held = std::mem::take(&mut self.lost);
+                self.emit(&c, self.held.len());
+            }
             State::Header => {
                 let mut text = String::new();
                 self.c.marks.spell(&self.held, &mut text);

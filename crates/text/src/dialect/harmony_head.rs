@@ -13,6 +13,24 @@ pub(super) enum Target {
     Unknown,
 }
 
+/// Whether symbols without a message behind them are a header that was cut off, and not a message whose header is missing.
+/// `announced`: `<|start|>` stood before them.
+pub(super) fn is_head(h: &Harmony, marks: &Marks, syms: &[Sym], announced: bool) -> bool {
+    let full = |p: &super::symbols::Pattern, at: usize| matches!(p.at(&syms[at..]), super::symbols::Match::Full(_));
+    if announced || (0..syms.len()).any(|at| full(&h.channel, at) || full(&h.constrain, at)) {
+        return true;
+    }
+    // In a vocabulary without its tokens a marker may be cut off in the middle.
+    let lead = syms.iter().position(|s| !s.is_space()).unwrap_or(0);
+    if h.channel.at(&syms[lead..]) == super::symbols::Match::Partial {
+        return true;
+    }
+    let mut text = String::new();
+    marks.spell(syms, &mut text);
+    let text = text.trim();
+    text.is_empty() || text == "assistant" || text.starts_with("to=")
+}
+
 /// Understands a header: the symbols from the role up to and without `<|message|>`.
 pub(super) fn read(h: &Harmony, marks: &Marks, syms: &[Sym]) -> Target {
     // Markers become line breaks, of which a header has none itself.

@@ -176,6 +176,11 @@ fn tojson(state: &State, value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Re
     Ok(Value::from(out))
 }
 
+/// A time in seconds since 1970 as RFC 3339 has it, in UTC.
+pub fn rfc3339(seconds: i64) -> String {
+    time::format("%Y-%m-%dT%H:%M:%SZ", seconds)
+}
+
 fn line_of(e: &minijinja::Error) -> usize {
     e.line().unwrap_or(0)
 }

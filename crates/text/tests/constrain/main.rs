@@ -165,6 +165,16 @@ fn what_cannot_be_enforced_is_named() {
         (json!({"properties": {"u": {"type": "string", "format": "idn-email"}}}), "/properties/u", "format"),
         (json!({"$ref": "https://example.com/schema.json"}), "/", "$ref"),
         (json!({"$ref": "#/$defs/missing"}), "/", "$ref"),
+        // What leads back to itself with nothing between has no values.
+        (json!({"$ref": "#"}), "/", "$ref"),
+        (json!({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}), "/properties/a", "$ref"),
+        (
+            json!({"$defs": {"x": {"$ref": "#/$defs/y"}, "y": {"$ref": "#/$defs/x"}}, "properties": {"a": {"$ref": "#/$defs/x"}}}),
+            "/$defs/x",
+            "$ref",
+        ),
+        (json!({"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}]}}}), "/properties/a/anyOf/0", "$ref"),
+        (json!({"properties": {"n": {"type": "number", "maximum": 1e300}}}), "/properties/n", "maximum"),
         (
             json!({"type": "object", "properties": {"s": {"type": "string", "pattern": "("}}}),
             "/properties/s",
@@ -193,6 +203,78 @@ fn what_cannot_be_enforced_is_named() {
             }
             other => panic!("{schema}: {other:?}"),
         }
+    }
+}
+
+#[test]
+fn bounds_of_numbers_are_kept() {
+    let t = tokenizer(true);
+    let mut random = Random(0xB0B);
+    let number = |bounds: Value| {
+        let mut s = json!({"type": "number"});
+        s.as_object_mut().unwrap().extend(bounds.as_object().unwrap().clone());
+        s
+    };
+    for (schema, inside, outside) in [
+        (
+            number(json!({"exclusiveMinimum": 0, "exclusiveMaximum": 0.01})),
+            "0.005",
+            &["0", "0.0", "0.01", "-0", "1"][..],
+        ),
+        (number(json!({"exclusiveMinimum": 5, "exclusiveMaximum": 5.1})), "5.05", &["5", "5.0", "5.1", "6"]),
+        (number(json!({"exclusiveMinimum": -0.01, "exclusiveMaximum": 0})), "-0.005", &["-0", "0", "-0.01", "-0.0"]),
+        (number(json!({"minimum": 5, "maximum": 5.5, "exclusiveMinimum": 5})), "5.5", &["5", "5.6"]),
+        (number(json!({"minimum": 5, "exclusiveMinimum": true, "maximum": 5.5})), "5.1", &["5"]),
+        (number(json!({"exclusiveMinimum": 0})), "17.25", &["0", "-1", "0.0"]),
+        (number(json!({"exclusiveMaximum": 0})), "-3", &["0", "-0", "1"]),
+        (
+            json!({"allOf": [number(json!({"exclusiveMinimum": 0})), {"exclusiveMaximum": 0.01}]}),
+            "0.001",
+            &["0", "0.01"],
+        ),
+        (json!({"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 3}), "2", &["1", "3"]),
+        (number(json!({"minimum": 0, "maximum": 0.01})), "0", &["-0.001", "0.02"]),
+    ] {
+        let build = || Constraint::JsonSchema(&schema).build(t, &plain(), Reasoning::Off).unwrap();
+        assert!(accepts(&mut build(), t, inside), "{schema}: {inside}");
+        for text in outside {
+            assert!(!accepts(&mut build(), t, text), "{schema}: {text}");
+        }
+        // The validator knows no draft 4.
+        let validator = (schema["exclusiveMinimum"] != true).then(|| jsonschema::validator_for(&schema).unwrap());
+        for _ in 0..20 {
+            let Some(ids) = sample(t, &mut build(), &mut random) else { continue };
+            let text = t.decode(&ids, false);
+            let value: Value = serde_json::from_str(&text).unwrap();
+            assert!(validator.as_ref().is_none_or(|v| v.is_valid(&value)), "{schema}: {text}");
+        }
+    }
+}
+
+#[test]
+fn what_has_no_end_is_refused_before_it_is_begun() {
+    let t = tokenizer(true);
+    for grammar in ["start: start", "start: a\na: b\nb: a"] {
+        match Constraint::Lark(grammar).build(t, &plain(), Reasoning::Off) {
+            Err(Error::Grammar(what)) => assert!(!what.contains("NoExtension"), "{what}"),
+            other => panic!("{grammar}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn an_answer_has_no_white_space_that_its_grammar_lacks() {
+    let t = tokenizer(true);
+    let d = Dialect::named("qwen3", t).unwrap();
+    for c in [Constraint::Regex("[0-9]{3}-[a-z]{2}"), Constraint::Lark("start: /[0-9]{3}/ \"-ab\"")] {
+        let build = |r| c.build(t, &d, r).unwrap();
+        for r in [Reasoning::Off, Reasoning::Allowed] {
+            assert!(accepts(&mut build(r), t, "123-ab"), "{c:?} {r:?}");
+            assert!(!accepts(&mut build(r), t, " 123-ab") && !accepts(&mut build(r), t, "\n123-ab"), "{c:?} {r:?}");
+        }
+        // Between reasoning and answer it belongs to neither.
+        assert!(accepts(&mut build(Reasoning::Allowed), t, "<think>hm</think>\n\n123-ab"), "{c:?}");
+        assert!(accepts(&mut build(Reasoning::Open), t, "hm</think>\n\n123-ab"), "{c:?}");
     }
 }
 

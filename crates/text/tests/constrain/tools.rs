@@ -255,3 +255,22 @@ fn sixty_tools_at_once() {
     assert!(accepts(&mut m, t, "<tool_call>\n{\"name\": \"tool_59\", \"arguments\": {\"text\": \"a\"}}\n</tool_call>"));
     assert!(vocab::MARKERS.len() > 20);
 }
+
+#[test]
+fn a_schema_that_leads_back_to_itself_is_relaxed_or_refused() {
+    let circle = json!({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]});
+    for dialect in DIALECTS {
+        let of = |strict: bool| {
+            let tools = [Tool { name: "f".into(), parameters: circle.clone(), strict }];
+            build(dialect, true, &tools, Choice::Required, false, Reasoning::Off)
+        };
+        let m = of(false).unwrap_or_else(|e| panic!("{dialect}: {e}"));
+        assert_eq!(m.warnings()[0].path, "f/properties/a", "{dialect}");
+        match of(true) {
+            Err(Error::Schema { path, keyword, .. }) => {
+                assert_eq!((path.as_str(), keyword.as_str()), ("f/properties/a", "$ref"))
+            }
+            other => panic!("{dialect}: {other:?}"),
+        }
+    }
+}

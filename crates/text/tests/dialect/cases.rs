@@ -253,6 +253,39 @@ fn gpt_oss_headers_in_every_order() {
 }
 
 #[test]
+fn a_gpt_oss_message_without_its_header_is_text() {
+    for (text, reasoning, content) in [
+        ("Hello there.", "", "Hello there."),
+        ("Hello there.<|return|>", "", "Hello there."),
+        ("Hello there.<|end|><|start|>assistant<|channel|>final<|message|>More.", "", "Hello there.\n\nMore."),
+        ("<|channel|>analysis<|message|>Hm.<|end|>So it is.", "Hm.", "So it is."),
+        ("To be or not to=be", "", "To be or not to=be"),
+    ] {
+        let (got, summary) = read("harmony", false, text, Finish::End);
+        assert_eq!((got.reasoning.as_str(), got.content.as_str(), got.calls.len()), (reasoning, content, 0), "{text}");
+        assert_eq!((summary.ending, summary.degraded), (Ending::Complete, true), "{text}");
+    }
+    // A header that was cut off is none of the answer.
+    for text in ["<|channel|>fin", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant", "assistant"] {
+        let (got, _) = read("harmony", false, text, Finish::Cut);
+        assert_eq!(got.content, "", "{text}");
+    }
+}
+
+#[test]
+fn what_follows_a_call_that_broke_and_was_not_closed_is_text() {
+    for (dialect, text) in [
+        ("qwen3", "Hi <tool_call>{\"name\": \"now\", \"arguments\": {\"a\" 1}} tail"),
+        ("gemma4", "Hi <|tool_call>call:now{a:1] tail"),
+        ("harmony", "<|channel|>commentary to=functions.now<|message|>print(1) tail"),
+    ] {
+        let (got, summary) = read(dialect, false, text, Finish::End);
+        assert_eq!(summary.ending, Ending::BrokenCall { index: 0 }, "{dialect}");
+        assert!(got.content.ends_with("tail"), "{dialect}: {:?}", got.content);
+    }
+}
+
+#[test]
 fn long_arguments_stream_and_take_linear_time() {
     let code = "fn main() { println!(\"\\\\ 😀 </tool_call> {}\"); }\n".repeat(1400);
     assert!(code.len() > 64 << 10);
