@@ -126,14 +126,14 @@ def encode(tokenizer, text):
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def write(name, data, **kw):
-    (OUT / name).write_text(json.dumps(data, ensure_ascii=False, **kw) + "\n", encoding="utf-8")
+def write(name, data):
+    (OUT / name).write_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def record_byte_bpe():
     t = byte_bpe()
     saved = json.loads(t.to_str())
-    write("byte_bpe.json", saved, separators=(",", ":"))
+    write("byte_bpe.json", saved)
     texts = TEXTS + random_texts(120, 1)
     write(
         "byte_bpe_cases.json",

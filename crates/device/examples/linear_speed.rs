@@ -26,7 +26,7 @@ fn main() -> Outcome<()> {
         let seconds = measure(&mut cpu, &ledger, fmt, n, k, 1)?;
         print!("{fmt:22} {:6.1} ", fmt.bytes(n.into(), k.into()) as f64 / seconds / 1e9);
         for rows in ROWS {
-            let (n, k) = (512, 1024);
+            let (n, k) = (2048, 1024);
             let seconds = measure(&mut cpu, &ledger, fmt, n, k, rows)?;
             print!(" {:7.1}", n as f64 * k as f64 * rows as f64 / seconds / 1e9);
         }
@@ -65,7 +65,8 @@ fn measure(dev: &mut dyn Device, ledger: &Ledger, fmt: Format, n: u32, k: u32, r
     }
     let ones = dev.host_mut(x.buf).ok_or("not a host device")?;
     ones.chunks_exact_mut(4).for_each(|c| c.copy_from_slice(&1f32.to_le_bytes()));
-    let w = Mat { n, k, fmt, layout: Layout::File, row_step: 1, planes };
+    let file = Mat { n, k, fmt, layout: Layout::File, row_step: 1, planes };
+    let w = Mat { layout: dev.arrange(&file)?, ..file };
     let (mut times, begin) = (Vec::new(), Instant::now());
     while times.len() < 5 || (times.len() < 1000 && begin.elapsed().as_secs_f64() < 0.3) {
         let start = Instant::now();

@@ -101,6 +101,11 @@ pub trait Device: Send {
     /// Copies rows `first .. first + rows` of a matrix, given as in the file, to where `dst` has them, in its layout. Not
     /// inside a graph.
     fn load_rows(&mut self, dst: &Mat, first: u64, rows: u64, src: &[u8]) -> Result<Fence>;
+    /// Brings a matrix that lies as in a file into the order that kernels read fastest, in place, and tells which that is.
+    /// Memory that may not be written stays as it is. Not inside a graph.
+    fn arrange(&mut self, m: &Mat) -> Result<Layout> {
+        Ok(m.layout)
+    }
     /// Waits for everything enqueued, then copies the start of `src` out. The only wait. Not inside a graph.
     fn read(&mut self, src: Buf, dst: &mut [u8]) -> Result<()>;
     /// Tells which role the rows of the coming ops have. How many threads they get, or under which

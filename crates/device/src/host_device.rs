@@ -5,7 +5,7 @@ use crate::device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn, load_fi
 use crate::error::{Error, Result};
 use crate::host::{HostMemory, SharedBytes};
 use crate::op::{Op, RowClass};
-use crate::view::{Buf, Mat};
+use crate::view::{Buf, Layout, Mat};
 use memory::{RegionSizes, Reservation};
 
 /// The kernels of a host backend.
@@ -14,6 +14,10 @@ pub trait Kernels: Send {
     fn scratch(op: &Op, caps: &Caps) -> u64;
     /// Tells which role the rows of the coming ops have.
     fn step_begins(&mut self, _class: RowClass) {}
+    /// See [`Device::arrange`].
+    fn arrange(&mut self, _: &HostMemory, m: &Mat) -> Result<Layout> {
+        Ok(m.layout)
+    }
     /// Runs a checked op. `scratch` has the bytes that [`scratch`](Self::scratch) asked for.
     fn execute(&mut self, mem: &HostMemory, op: &Op, scratch: Buf) -> Result<()>;
 }
@@ -91,6 +95,10 @@ impl<K: Kernels> Device for HostDevice<K> {
     }
     fn load_rows(&mut self, dst: &Mat, first: u64, rows: u64, src: &[u8]) -> Result<Fence> {
         load_file_rows(self, dst, first, rows, src)
+    }
+    fn arrange(&mut self, m: &Mat) -> Result<Layout> {
+        outside_graph(self, "arrange")?;
+        self.kernels.arrange(&self.mem, m)
     }
     fn read(&mut self, src: Buf, dst: &mut [u8]) -> Result<()> {
         outside_graph(self, "read")?;

@@ -18,6 +18,7 @@ mod device;
 mod error;
 pub mod host;
 pub mod host_device;
+pub mod interleave;
 pub mod kv;
 pub mod meter;
 pub mod op;

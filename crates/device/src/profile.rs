@@ -151,6 +151,9 @@ impl<D: Device> Device for Profiled<D> {
         self.profile.add("load", begun.elapsed(), None);
         done
     }
+    fn arrange(&mut self, m: &Mat) -> Result<Layout> {
+        self.dev.arrange(m)
+    }
     fn read(&mut self, src: Buf, dst: &mut [u8]) -> Result<()> {
         let begun = Instant::now();
         let done = self.dev.read(src, dst);

@@ -126,6 +126,8 @@ pub enum Layout {
     File,
     /// Codes, high bits and scales in planes of their own: see [`crate::split`].
     Split,
+    /// Sixteen rows as one, rows behind the last sixteen as in the file: see [`crate::interleave`].
+    Interleaved,
 }
 
 /// A weight matrix `[n, k]`: `n` outputs, `k` inputs. Any file offset is legal.
@@ -148,9 +150,10 @@ pub struct Mat {
 
 impl Mat {
     /// Rows `first .. first + n` as a matrix, `None` when a plane ends before them. The planes keep what lies behind, so a
-    /// [`MatSet`] may step from there.
+    /// [`MatSet`] may step from there. Interleaved rows are not cut apart.
     pub fn rows(&self, first: u32, n: u32) -> Option<Mat> {
         let each = match self.layout {
+            Layout::Interleaved => return None,
             Layout::File => [crate::op::row_bytes(self)?, 0, 0],
             Layout::Split => crate::split::row_parts(&self.fmt, self.k)?,
         };

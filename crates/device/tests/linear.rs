@@ -4,8 +4,9 @@
 mod kit;
 
 use checkpoint::{Block, DType};
-use device::{Isa, Op, RowClass, View, tolerance};
+use device::{Isa, Layout, Mat, Op, RowClass, View, tolerance};
 use kit::{Rig, Rng, Weights, dtypes, isas, met_by, product};
+use memory::RegionSizes;
 use proptest::prelude::*;
 
 fn tolerance_of(dtype: DType) -> f32 {
@@ -214,4 +215,46 @@ proptest! {
             close(&got, &want, tolerance_of(dtype), "random shape");
         }
     }
+}
+
+#[test]
+fn interleaved_rows_give_the_bits_of_rows_as_in_the_file() {
+    let mut rng = Rng(8);
+    let mut interleaved = 0;
+    for dtype in dtypes() {
+        for k in ks(dtype).filter(|k| k % 32 == 0) {
+            for (n, rows) in [(1, 1), (16, 1), (33, 2), (64, 3), (47, 4), (32, 70)] {
+                let (w, x) = (Weights::random(&mut rng, dtype, n, k), rng.values(rows * k));
+                for isa in isas() {
+                    let mut rig = Rig::cpu(isa, 2);
+                    let want = linear(&mut rig, &x, &w, 0, RowClass::Few);
+                    for offset in [0, 7] {
+                        let m = rig.arranged(&w, offset);
+                        interleaved += (m.layout == Layout::Interleaved) as usize;
+                        let (x, out) = (rig.floats(&x, k), rig.floats(&vec![f32::NAN; rows * n], n));
+                        rig.dev.run(Op::Linear { out, x, w: m, bias: None, add: false, class: RowClass::Few }).unwrap();
+                        assert_eq!(bits(&rig.read(out)), bits(&want), "{dtype} {isa:?} [{n}, {k}] x {rows}");
+                        let ids: Vec<i32> = (0..n as i32).rev().collect();
+                        let (ids, out) = (rig.ints(&ids, 1), rig.floats(&vec![f32::NAN; n * k], k));
+                        rig.dev.run(Op::Embed { out, table: m, ids, scale: 1.0 }).unwrap();
+                        let want: Vec<f32> = w.values.rchunks(k).flatten().copied().collect();
+                        assert_eq!(bits(&rig.read(out)), bits(&want), "{dtype} {isa:?} [{n}, {k}]");
+                    }
+                }
+            }
+        }
+    }
+    assert!(interleaved > 500, "{interleaved} matrices were interleaved");
+}
+
+#[test]
+fn only_the_device_that_interleaved_a_matrix_reads_it() {
+    let mut rng = Rng(9);
+    let w = Weights::random(&mut rng, DType::Block(Block::Q4_0), 16, 64);
+    let mut rig = Rig::new(Box::new(device::Reference::new(RegionSizes { step: 1 << 20, carry: 0 }).unwrap()));
+    assert_eq!(rig.arranged(&w, 0).layout, Layout::File);
+    let m = Mat { layout: Layout::Interleaved, ..rig.mat(&w, 0) };
+    let (x, out) = (rig.floats(&rng.values(64), 64), rig.floats(&[0.0; 16], 16));
+    let op = Op::Linear { out, x, w: m, bias: None, add: false, class: RowClass::Few };
+    assert!(matches!(rig.dev.run(op), Err(device::Error::NoKernel { .. })));
 }

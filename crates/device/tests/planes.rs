@@ -397,3 +397,64 @@ fn experts_of_every_format_are_the_right_ones() {
         }
     }
 }
+
+#[test]
+fn interleaved_planes_give_the_bits_of_planes_as_in_the_file() {
+    let mut rng = Rng(12);
+    let mut interleaved = 0;
+    for fmt in formats() {
+        for (n, rows, k) in [(16, 1, width(fmt)), (35, 2, 3 * width(fmt)), (64, 4, width(fmt)), (17, 9, width(fmt))] {
+            let (w, x) = (Stored::random(&mut rng, fmt, [1, n, k]), rng.values(rows * k));
+            for isa in isas() {
+                let mut rig = Rig::cpu(isa, 2);
+                let want = linear(&mut rig, &x, &w, 0, RowClass::Few);
+                let m = w.load(&mut rig, 5).first;
+                let m = Mat { layout: rig.dev.arrange(&m).unwrap(), ..m };
+                interleaved += (m.layout == Layout::Interleaved) as usize;
+                let (x, out) = (rig.floats(&x, k), rig.floats(&vec![f32::NAN; rows * n], n));
+                rig.dev.run(Op::Linear { out, x, w: m, bias: None, add: false, class: RowClass::Few }).unwrap();
+                assert_eq!(bits(&rig.read(out)), bits(&want), "{fmt} {isa:?} [{n}, {k}] x {rows}");
+                let ids: Vec<i32> = (0..n as i32).collect();
+                let (ids, out) = (rig.ints(&ids, 1), rig.floats(&vec![f32::NAN; n * k], k));
+                rig.dev.run(Op::Embed { out, table: m, ids, scale: 1.0 }).unwrap();
+                assert_eq!(bits(&rig.read(out)), bits(&w.values), "{fmt} {isa:?} [{n}, {k}]");
+            }
+        }
+    }
+    assert!(interleaved >= 4 * 2, "{interleaved} matrices were interleaved");
+}
+
+#[test]
+fn interleaved_experts_give_the_bits_of_experts_as_in_the_file() {
+    let mut rng = Rng(13);
+    let (count, rows, k) = (3, 5, 2);
+    for fmt in formats() {
+        let size = 2 * width(fmt);
+        let all = [0; 3].map(|_| Stored::random(&mut rng, fmt, [count, size, size]));
+        let h = rng.values(rows * size);
+        let ids: Vec<i32> = (0..rows as i32).flat_map(|r| [r % 3, (r + 1) % 3]).collect();
+        for isa in isas() {
+            let mut rig = Rig::cpu(isa, 2);
+            let mut run = |arrange: bool| {
+                let [gate, up, down] = all.each_ref().map(|w| {
+                    let mut set = w.load(&mut rig, 1);
+                    if arrange {
+                        let layouts = (0..count as u32).map(|s| rig.dev.arrange(&set.slot(s).unwrap()).unwrap());
+                        set.first.layout = layouts.last().unwrap();
+                    }
+                    set
+                });
+                let bias = Default::default();
+                let e = ExpertMats { gate, up, down, slot_of: None, begins: None, bias, glu: Glu::Swiglu };
+                let routed = Routing { ids: rig.ints(&ids, k), w: rig.floats(&vec![0.5; rows * k], k) };
+                let (h, mid) = (rig.floats(&h, size), rig.floats(&vec![f32::NAN; rows * k * size], k * size));
+                let mid = View::dense(mid.buf, mid.ty, (rows * k) as u32, size as u32);
+                let parts = rig.floats(&vec![f32::NAN; rows * k * size], k * size).heads(k as u32);
+                let (dst, pick, part, class) = (Acc::Parts(parts), Pick::All, Part::Both, RowClass::Few);
+                rig.dev.run(Op::ExpertGroup { dst, mid, h, routed, e, pick, part, class }).unwrap();
+                bits(&rig.read(parts))
+            };
+            assert_eq!(run(false), run(true), "{fmt} {isa:?}");
+        }
+    }
+}

@@ -4,6 +4,7 @@
 use engine::open::Opened;
 use engine::plan::StreamAsk;
 use engine::{Ask, Executor, Model, OpenOptions, Wanted};
+use memory::experts::Lookahead;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -83,10 +84,10 @@ fn bits_are_those_of_resident_experts_in_any_order_of_arrival() {
             stream_with(&mut exec, dir.path(), |f| Box::new(Scripted::new(f, seed, Box::new(|_| None))));
             assert_eq!(everything(&mut exec).unwrap(), want, "{name}, order {seed}");
         }
-        let mut exec = open(dir.path(), StreamAsk { lookahead: true, ..few() });
+        let mut exec = open(dir.path(), StreamAsk { lookahead: Lookahead::On, ..few() });
         assert_eq!(everything(&mut exec).unwrap(), want, "{name}, with guesses");
         assert!(exec.cache().unwrap().guessed[0] > 0);
-        let all = StreamAsk { slots: Some(u32::MAX), page_cache: true, verify: true, lookahead: true };
+        let all = StreamAsk { slots: Some(u32::MAX), page_cache: true, verify: true, lookahead: Lookahead::On };
         let mut exec = open(dir.path(), all);
         assert_eq!(everything(&mut exec).unwrap(), want, "{name}, room for all");
         let before = exec.cache().unwrap();

@@ -8,11 +8,13 @@
 //! [`plan_experts`] says what a visit finds, what it must fetch and where to; the caller carries that out and reports
 //! [`arrived`](SlotState::arrived) or [`failed`](SlotState::failed). The same calls without any reading replay a trace.
 
+mod ahead;
 mod policies;
 mod policy;
 pub mod replay;
 pub mod trace;
 
+pub use ahead::{Ahead, Lookahead};
 pub use policies::{DecayedLfu, Lfu, SegmentedLru};
 pub use policy::{Candidate, Lru, Policy, usual};
 

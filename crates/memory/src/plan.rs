@@ -128,8 +128,8 @@ pub struct SlotPlan {
     pub heap: u64,
     /// Whether files are read through the page cache.
     pub page_cache: bool,
-    /// Whether the next layer's router is asked ahead of its time, and what it names read ahead.
-    pub lookahead: bool,
+    /// When the next layer's router is asked ahead of its time, and what it names read ahead.
+    pub lookahead: crate::experts::Lookahead,
     /// Whether what is read again is compared with what it was at first.
     pub verify: bool,
 }

@@ -61,13 +61,16 @@ impl Hybrid {
     pub fn attending(&self, w: &mut Wants, at: &At, hidden: u32, ffn: impl FnOnce(&mut Wants) -> Ffn) -> Block {
         self.norms.block(w, at, hidden, |w| Mixer::Attention(self.heads.want(w, at, hidden)), ffn)
     }
-    /// Writes the mixers as keys of architecture `arch`.
-    pub fn export(&self, arch: &str, out: &mut Meta) {
+    /// Writes the mixers as keys of architecture `arch`, of whose blocks the last `predictors` are those of a predictor: they
+    /// are in the list of blocks too, and attend.
+    pub fn export(&self, arch: &str, predictors: u32, out: &mut Meta) {
         let key = |name: &str| format!("{arch}.{name}");
         self.heads.export(arch, out);
         self.gdn.export(arch, out);
         out.set(&key("full_attention_interval"), self.interval);
-        out.set(&key("attention.recurrent_layers"), self.full.iter().map(|f| !f).collect::<Vec<bool>>());
+        let predictors = std::iter::repeat_n(false, predictors as usize);
+        let recurrent: Vec<bool> = self.full.iter().map(|f| !f).chain(predictors).collect();
+        out.set(&key("attention.recurrent_layers"), recurrent);
         if let Some(axes) = self.axes {
             out.set(&key("rope.dimension_sections"), axes.to_vec());
         }

@@ -145,14 +145,16 @@ impl<'a> Keys<'a> {
     }
     /// A number of layers, of which a file has no more than tensors. (A configuration without any is a plan for a file.)
     pub fn layers(&self, hf: &str, gguf: &str) -> u32 {
-        let n = self.count(hf, gguf);
+        self.no_more_than_tensors(self.count(hf, gguf), hf, gguf).unwrap_or(1)
+    }
+    fn no_more_than_tensors(&self, n: u32, hf: &str, gguf: &str) -> Option<u32> {
         let most = if self.tensors == 0 { 1024 } else { self.tensors };
         if n as usize <= most {
-            return n;
+            return Some(n);
         }
         let why = format!("the file has {} tensors", self.tensors);
         self.note(Error::BadKey { key: self.name(hf, gguf), value: n.to_string(), why });
-        1
+        None
     }
     /// The error for a GGUF key that is missing.
     pub fn missing_key(&self, gguf: &str) -> Error {
@@ -226,7 +228,8 @@ impl<'a> Keys<'a> {
     }
     /// Layers of the multi-token predictor.
     pub fn predictors(&self) -> u32 {
-        self.opt_u32("mtp_num_hidden_layers", "nextn_predict_layers").unwrap_or(0)
+        let (hf, gguf) = ("mtp_num_hidden_layers", "nextn_predict_layers");
+        self.opt_u32(hf, gguf).and_then(|n| self.no_more_than_tensors(n, hf, gguf)).unwrap_or(0)
     }
     /// A number that must be there.
     pub fn f32(&self, hf: &str, gguf: &str) -> f32 {

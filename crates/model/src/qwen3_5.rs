@@ -34,7 +34,7 @@ pub fn new(c: &Keys) -> Result<Decoder> {
     let hybrid = Hybrid::read(c, &mut w, spec.n_layers, Naming::Apart)?;
     let mut keys = Meta::gguf();
     keys.set("general.architecture", ARCH).set(&format!("{ARCH}.feed_forward_length"), inner);
-    hybrid.export(ARCH, &mut keys);
+    hybrid.export(ARCH, spec.mtp_layers, &mut keys);
     let hidden = spec.hidden;
     let ffn = |w: &mut Wants, at: &_| Ffn::dense(w, at, hidden, inner);
     let d = Decoder::new(c, spec, &hybrid.norms, keys, w, |w, l| hybrid.block(w, l, hidden, ffn));

@@ -36,7 +36,7 @@ pub fn new(c: &Keys) -> Result<Decoder> {
     let hybrid = Hybrid::read(c, &mut w, spec.n_layers, Naming::Apart)?;
     let mut keys = Meta::gguf();
     keys.set("general.architecture", ARCH);
-    hybrid.export(ARCH, &mut keys);
+    hybrid.export(ARCH, spec.mtp_layers, &mut keys);
     moe.export(ARCH, &mut keys);
     let hidden = spec.hidden;
     let ffn = |w: &mut Wants, at: &_| Ffn::Sparse(Box::new(moe.want(w, at, hidden)));

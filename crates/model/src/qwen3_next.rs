@@ -42,7 +42,7 @@ pub fn new(c: &Keys) -> Result<Decoder> {
     if let Some(n) = inner {
         keys.set(&format!("{ARCH}.feed_forward_length"), n);
     }
-    hybrid.export(ARCH, &mut keys);
+    hybrid.export(ARCH, spec.mtp_layers, &mut keys);
     moe.export(ARCH, &mut keys);
     let hidden = spec.hidden;
     Ok(Decoder::new(c, spec, &hybrid.norms, keys, w, |w, l| {

@@ -198,6 +198,7 @@ fn config_json_is_not_read_past_what_it_says() {
         ("qwen3_next-a", "linear_num_key_heads", json!(3)),
         ("qwen3_5-a", "linear_num_key_heads", json!(4)),
         ("qwen3_5-a", "full_attention_interval", json!(-4)),
+        ("qwen3_5-a", "mtp_num_hidden_layers", json!(u32::MAX)),
         ("gpt_oss-a", "num_key_value_heads", json!(3)),
         ("gpt_oss-a", "num_attention_heads", json!(1 << 24)),
         ("gpt_oss-a", "swiglu_limit", json!(0)),
@@ -214,7 +215,8 @@ fn config_json_is_not_read_past_what_it_says() {
         let e = altered(name, |c| c[key] = value.clone());
         assert!(e.contains(key) && !e.contains("lacks"), "{name} {key} {value}: {e}");
     }
-    assert_eq!(altered("qwen3_5-a", |c| c["mtp_num_hidden_layers"] = u32::MAX.into()), "accepted");
+    // A predictor may be named that the files do not have.
+    assert_eq!(altered("qwen3_5-a", |c| c["mtp_num_hidden_layers"] = 3.into()), "accepted");
     for name in testkit::NAMES {
         assert_eq!(altered(name, |_| {}), "accepted", "{name}");
     }

@@ -197,6 +197,8 @@ pub struct Answers {
     pub prefill: Duration,
     /// Time spent making tokens.
     pub decode: Duration,
+    /// Of that, time in the model's passes.
+    pub passes: Duration,
 }
 
 impl Answers {

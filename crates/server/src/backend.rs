@@ -241,6 +241,8 @@ pub struct Done {
     pub prefill: Duration,
     /// Time from the first id to the last.
     pub decode: Duration,
+    /// Of that, time in the model's passes.
+    pub passes: Duration,
 }
 
 /// Why a job failed.

@@ -181,7 +181,13 @@ mod tests {
             assert_ne!(id, 13, "a run that panics");
             to.tell(Event::Token(Token { id, ..Token::default() }));
             while !to.is_cancelled() && self.0.recv_timeout(Duration::from_millis(1)).is_err() {}
-            Ok(Done { reason: Reason::End, cached: 0, prefill: Duration::ZERO, decode: Duration::ZERO })
+            Ok(Done {
+                reason: Reason::End,
+                cached: 0,
+                prefill: Duration::ZERO,
+                decode: Duration::ZERO,
+                passes: Duration::ZERO,
+            })
         }
     }
 

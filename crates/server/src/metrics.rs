@@ -24,6 +24,7 @@ pub struct Metrics {
     generated: Counter,
     prefill: Counter<f64, AtomicU64>,
     decode: Counter<f64, AtomicU64>,
+    passes: Counter<f64, AtomicU64>,
     ttft: Histogram,
     running: Gauge,
     waiting: Gauge,
@@ -51,6 +52,7 @@ impl Default for Metrics {
             generated: Counter::default(),
             prefill: Counter::default(),
             decode: Counter::default(),
+            passes: Counter::default(),
             ttft: Histogram::new([0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0]),
             running: Gauge::default(),
             waiting: Gauge::default(),
@@ -63,6 +65,11 @@ impl Default for Metrics {
         r.register("generated_tokens", "Tokens made", m.generated.clone());
         r.register("prefill_seconds", "Time spent reading prompts", m.prefill.clone());
         r.register("decode_seconds", "Time spent making tokens", m.decode.clone());
+        r.register(
+            "decode_pass_seconds",
+            "Of the time spent making tokens, what the model's passes took",
+            m.passes.clone(),
+        );
         r.register("time_to_first_token_seconds", "From admission to the first token", m.ttft.clone());
         r.register("generations_running", "Generations that run now", m.running.clone());
         r.register("generations_waiting", "Generations that wait now", m.waiting.clone());
@@ -88,6 +95,7 @@ impl Metrics {
         self.generated.inc_by(u64::from(a.made()));
         self.prefill.inc_by(a.prefill.as_secs_f64());
         self.decode.inc_by(a.decode.as_secs_f64());
+        self.passes.inc_by(a.passes.as_secs_f64());
         if let Some(t) = ttft {
             self.ttft.observe(t.as_secs_f64());
         }

@@ -139,6 +139,7 @@ async fn admit(app: &Arc<App>, request: GenerateRequest, conn: Conn) -> Result<R
         first: None,
         prefill: Duration::ZERO,
         decode: Duration::ZERO,
+        passes: Duration::ZERO,
     };
     entry.admitted(answers.prompt_tokens, request.stream);
     app.metrics.admitted(answers.prompt_tokens);
@@ -194,6 +195,7 @@ impl Running {
             Event::Done(d) => {
                 self.answers.prefill += d.prefill;
                 self.answers.decode += d.decode;
+                self.answers.passes += d.passes;
             }
             Event::Failed(f) => {
                 let fault = Fault::from(f.clone());

@@ -109,15 +109,27 @@ pub struct On {
     /// Read experts through the system's page cache, not past it
     #[arg(long)]
     pub page_cache: bool,
-    /// Ask the next layer's router ahead of its time, and read the experts that it names ahead
-    #[arg(long)]
-    pub lookahead: bool,
+    /// When to ask the next layer's router ahead of its time, and to read the experts that it names ahead: off, on, or auto,
+    /// which tries both by the clock and keeps what is faster
+    #[arg(long, value_name = "WHEN", num_args = 0..=1, default_value = "auto", default_missing_value = "on", require_equals = true)]
+    pub lookahead: Lookahead,
     /// Compare every expert that is read again with what it was when it was read first
     #[arg(long)]
     pub verify_reads: bool,
     /// Say what reading experts from disk did: hits, bytes a token reads, rate of the disk, share of the time spent waiting
     #[arg(long)]
     pub stats: bool,
+}
+
+/// When to look ahead.
+#[derive(Copy, Clone, Debug, ValueEnum)]
+pub enum Lookahead {
+    /// Never
+    Off,
+    /// Always
+    On,
+    /// Where it is faster
+    Auto,
 }
 
 /// Instruction sets by name.
@@ -129,6 +141,8 @@ pub enum Isa {
     Avx2,
     /// AVX-512 with VNNI
     Avx512,
+    /// AVX-512 and tiles (AMX)
+    Amx,
 }
 
 /// Backends by name.

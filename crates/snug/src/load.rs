@@ -9,6 +9,7 @@ use engine::machine::{Budget, MachineProfile, Sight};
 use engine::open::{On, Opened};
 use engine::plan::{DEFAULT_CONTEXT, Predictor, StreamAsk};
 use engine::{Ask, Context, Model, OpenOptions};
+use memory::experts::Lookahead;
 use memory::{Class, TierUsage};
 
 /// Tokens drafted ahead where nobody says otherwise: with four of five right, a fourth would be worth four tenths of a token.
@@ -97,7 +98,7 @@ fn ask(on: &args::On, logit_rows: u32) -> Ask {
     let machine = MachineProfile::load().unwrap_or_default().map(Box::new);
     let (parallel, kv, segment, guard) = (on.parallel, on.kv, on.segment, budget(on).bytes);
     let stream =
-        StreamAsk { slots: on.slots, page_cache: on.page_cache, verify: on.verify_reads, lookahead: on.lookahead };
+        StreamAsk { slots: on.slots, page_cache: on.page_cache, verify: on.verify_reads, lookahead: lookahead(on) };
     let device_guard = on.device_memory;
     Ask { context, parallel, kv, logit_rows, guard, device_guard, segment, machine, stream, ..Ask::default() }
 }
@@ -114,6 +115,7 @@ fn backend(on: &args::On) -> anyhow::Result<On> {
         args::Isa::Scalar => Isa::Scalar,
         args::Isa::Avx2 => Isa::Avx2,
         args::Isa::Avx512 => Isa::Avx512,
+        args::Isa::Amx => Isa::Amx,
     });
     let cpu = CpuOptions { threads: on.threads.map(|t| t as usize), isa };
     Ok(match on.device {
@@ -142,4 +144,12 @@ fn describe(m: &mut Model) {
         bytes(plan.total_bytes()),
         bytes(plan.guard)
     ));
+}
+
+fn lookahead(on: &args::On) -> Lookahead {
+    match on.lookahead {
+        args::Lookahead::Off => Lookahead::Off,
+        args::Lookahead::On => Lookahead::On,
+        args::Lookahead::Auto => Lookahead::Auto,
+    }
 }

@@ -20,7 +20,7 @@ fn a_quick_look_is_whole_and_kept_and_leaves_no_file_behind() {
     assert_eq!((&seen["version"], &seen["quick"]), (&2.into(), &true.into()));
     assert!(seen["date"].as_str().unwrap().ends_with("UTC"));
     assert!(seen["cpu"]["threads"].as_u64().unwrap() >= 1);
-    assert!(["scalar", "avx2", "avx512"].contains(&seen["cpu"]["isa"].as_str().unwrap()));
+    assert!(["scalar", "avx2", "avx512", "amx"].contains(&seen["cpu"]["isa"].as_str().unwrap()));
     assert!(seen["memory"]["limits"].is_array() && seen["gpus"].is_array());
     let rates = |part: &Value, name: &str| -> Vec<f64> {
         part.as_array().unwrap().iter().map(|r| r[name].as_f64().unwrap()).collect()

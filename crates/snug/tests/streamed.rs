@@ -18,7 +18,7 @@ fn int(v: &Value) -> u64 {
 fn answers_are_those_of_the_whole_model_and_the_figures_say_what_it_took() {
     let whole = run(&[]);
     assert!(whole.get("streamed").is_none());
-    for more in [&[][..], &["--lookahead", "--verify-reads"], &["--page-cache"]] {
+    for more in [&["--lookahead=off"][..], &["--lookahead", "--verify-reads"], &["--page-cache", "--lookahead=off"]] {
         let r = run(&[&["--slots", "12"], more].concat());
         assert_eq!(r["ids"], whole["ids"], "{more:?}");
         let d = &r["streamed"]["decode"];

@@ -66,6 +66,10 @@ fn a_mixture_with_its_predictor_gives_sane_logits() {
         assert!(ck.tensor(name).is_some(), "{name}");
     }
     assert!(ck.meta().str("general.description").unwrap().unwrap().contains("seed 7"));
+    // Other readers want one entry a block, and the predictor's is among them.
+    let each = ck.meta().bools("qwen35moe.attention.recurrent_layers").unwrap().unwrap();
+    assert_eq!(each, [true, true, true, false, false]);
+    assert_eq!(ck.meta().u32("qwen35moe.block_count").unwrap(), Some(5));
 }
 
 #[test]

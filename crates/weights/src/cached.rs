@@ -13,7 +13,8 @@ pub use stats::{CacheStats, SharedStats};
 
 use crate::error::Result;
 use crate::experts::{ExpertSource, Group, ResidentExperts, Routed, Wave};
-use device::Device;
+use device::{Device, RowClass};
+use std::time::Instant;
 use store::Store;
 use visit::Visiting;
 
@@ -23,6 +24,8 @@ pub use store::{CachedOptions, MakePolicy};
 pub struct CachedExperts {
     store: Store,
     visit: Option<Visiting>,
+    /// The last layer that was visited for few rows, and when the step it is of began.
+    pace: Option<(u32, Instant)>,
     /// Experts of layers that are not streamed: a predictor's.
     resident: ResidentExperts,
 }
@@ -33,11 +36,30 @@ impl CachedExperts {
     /// # Errors
     /// Those of files, device and ledger.
     pub fn new(how: CachedOptions, resident: ResidentExperts, dev: &mut dyn Device) -> Result<Self> {
-        Ok(CachedExperts { store: Store::new(how, dev)?, visit: None, resident })
+        Ok(CachedExperts { store: Store::new(how, dev)?, visit: None, pace: None, resident })
     }
     /// What it did so far, shared with whoever asks later.
     pub fn stats(&self) -> SharedStats {
         self.store.stats.clone()
+    }
+}
+
+impl CachedExperts {
+    /// Tells what decides about looking ahead how long a step took.
+    fn pace(&mut self, r: &Routed) {
+        if r.class == RowClass::Many {
+            self.pace = None;
+            return self.store.ahead.interrupted();
+        }
+        let begun = match self.pace {
+            Some((layer, begun)) if layer < r.layer => begun,
+            before => {
+                let now = Instant::now();
+                before.iter().for_each(|(_, begun)| self.store.ahead.token(now - *begun));
+                now
+            }
+        };
+        self.pace = Some((r.layer, begun));
     }
 }
 
@@ -47,6 +69,7 @@ impl ExpertSource for CachedExperts {
         if !self.store.serves(r.layer) {
             return self.resident.begin(d, r);
         }
+        self.pace(r);
         let ids = d.read_i32(r.routing.ids)?;
         self.visit = Some(Visiting::begin(&mut self.store, d, r, &ids)?);
         Ok(Wave { groups: Vec::new() })
@@ -61,7 +84,7 @@ impl ExpertSource for CachedExperts {
         group
     }
     fn wants_hints(&self, layer: u32) -> bool {
-        self.store.lookahead && self.store.serves(layer)
+        self.store.ahead.on() && self.store.serves(layer)
     }
     fn hint(&mut self, layer: u32, ids: Vec<u32>) {
         self.store.hint = Some((layer, ids));

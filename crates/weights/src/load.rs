@@ -113,13 +113,13 @@ impl Weights {
     ) -> Result<Self> {
         let total = bounds.iter().map(|b| b.loaded_bytes()).sum();
         let tier = dev.tier();
-        let (whole, later) = (HashMap::new(), Vec::new());
-        let mut loader = Loader { files, ledger, reserve, dev, tier, whole, brought, later };
+        let (whole, arranged, later) = (HashMap::new(), HashMap::new(), Vec::new());
+        let mut loader = Loader { files, ledger, reserve, dev, tier, whole, arranged, brought, later };
         let mut progress = Progress { done: 0, total };
         let placed = Self::place(bounds, |b| {
             on_progress(progress);
             let waiting = loader.waiting();
-            let planes = loader.bring(b);
+            let planes = loader.bring(b).and_then(|p| loader.arrange(b, bounds, p));
             // What only has its place now is counted when it arrives.
             progress.done += if loader.waiting() == waiting { b.loaded_bytes() } else { 0 };
             on_progress(progress);
@@ -259,9 +259,52 @@ struct Loader<'a> {
     tier: Tier,
     /// Tensors that hold more than one parameter (fused gate and up) are brought once.
     whole: HashMap<ByteRange, Buf>,
+    /// Parts of such tensors that are in the device's order, by where they begin.
+    arranged: HashMap<(ByteRange, u64), Layout>,
     brought: &'a mut Brought,
     /// What has its place on a device that is not the host, and is read once everything has.
     later: Vec<Fill>,
+}
+
+/// The bytes of a tensor that one plane of a parameter is: those of its first matrix, and the step to the next.
+#[derive(Copy, Clone, PartialEq, Eq)]
+struct Stretch {
+    range: ByteRange,
+    first: u64,
+    bytes: u64,
+    step: u64,
+}
+
+impl Stretch {
+    /// Of plane `i`; `None` for one that is read into memory of its own.
+    fn of(b: &Bound, i: usize) -> Option<Self> {
+        match b.plane(i) {
+            // Vectors are read from the file again.
+            Some(Data::Whole { range, first, step }) if b.role != Role::Vector => {
+                Some(Stretch { range: *range, first: *first, bytes: b.plane_bytes(i), step: *step })
+            }
+            _ => None,
+        }
+    }
+    /// Whether no byte is in both. Matrices that take turns in a stack are apart inside a step.
+    fn apart(&self, o: &Stretch) -> bool {
+        let (end, other) = (self.first + self.bytes, o.first + o.bytes);
+        let turns = self.step == o.step && (self.step == 0 || end.max(other) <= self.step);
+        self.range != o.range || (turns && (other <= self.first || end <= o.first))
+    }
+}
+
+/// Whether nothing but the very same matrix is seen in the bytes of `b`, which may then be put into another order. `all` are
+/// the parameters that are brought.
+fn alone(b: &Bound, all: &[&Bound]) -> bool {
+    let planes = |b: &Bound| (0..PLANES).filter_map(|i| Some((i, Stretch::of(b, i)?))).collect::<Vec<_>>();
+    let own = planes(b);
+    let same = |o: &Bound, i: usize, s: &Stretch| {
+        Stretch::of(o, i) == Some(*s) && (o.n, o.k, o.format()) == (b.n, b.k, b.format())
+    };
+    all.iter().all(|o| {
+        planes(o).iter().all(|(j, s)| own.iter().all(|(i, mine)| mine.apart(s) || (i == j && same(o, *i, mine))))
+    })
 }
 
 impl Loader<'_> {
@@ -284,6 +327,31 @@ impl Loader<'_> {
             }
         }
         Ok(planes)
+    }
+
+    /// Lets the device put a matrix, or those of all experts, into the order that it reads fastest.
+    fn arrange(&mut self, b: &Bound, all: &[&Bound], p: Planes) -> Result<Planes> {
+        let count = match b.role {
+            Role::Vector => return Ok(p),
+            Role::Matrix => 1,
+            Role::Experts { count, .. } => count,
+        };
+        if !alone(b, all) {
+            return Ok(p);
+        }
+        let key = if let Data::Whole { range, first, .. } = &b.data { Some((*range, *first)) } else { None };
+        if let Some(layout) = key.and_then(|k| self.arranged.get(&k).copied()) {
+            return Ok(Planes { layout, ..p });
+        }
+        let set = MatSet { first: mat(b, p.bufs), step: p.step, slots: count };
+        let mut layout = set.first.layout;
+        for m in (0..count).filter_map(|s| set.slot(s)) {
+            layout = self.dev.arrange(&m)?;
+        }
+        if let Some(key) = key {
+            self.arranged.insert(key, layout);
+        }
+        Ok(Planes { layout, ..p })
     }
 
     /// One plane of a parameter, of whose matrices each has `bytes` in it: the buffer and the step between experts.

@@ -4,8 +4,9 @@ use super::Cx;
 use super::product::SMALL;
 use super::ptr::Ptr;
 use crate::error::{Error, Result};
+use crate::interleave::{self, ROWS};
 use crate::op::extents;
-use crate::view::{Mat, View};
+use crate::view::{Layout, Mat, View};
 use checkpoint::PLANES;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -29,12 +30,16 @@ pub fn embed(cx: &Cx, out: &View, table: &Mat, ids: &View, scale: f32) -> Result
         match usize::try_from(id) {
             Ok(id) if id < table.n as usize => {
                 let bytes = |i: usize| match planes[i] {
-                    (_, 0) => &[],
+                    (_, 0) => &[][..],
                     // SAFETY: the plane's bytes, which nobody writes.
                     (from, len) => unsafe { from.slice(0, len) },
                 };
                 let row = id as u64 * table.row_step as u64;
-                if table.fmt.decode_row([bytes(0), bytes(1), bytes(2), bytes(3)], row, to).is_err() {
+                let decoded = match row_of_tile(table, bytes, id) {
+                    Some(row) => table.fmt.decode_row(row.each_ref().map(|r| &r[..]), 0, to),
+                    None => table.fmt.decode_row([bytes(0), bytes(1), bytes(2), bytes(3)], row, to),
+                };
+                if decoded.is_err() {
                     failed.store(true, Relaxed);
                 }
                 if scale != 1.0 {
@@ -45,4 +50,19 @@ pub fn embed(cx: &Cx, out: &View, table: &Mat, ids: &View, scale: f32) -> Result
         }
     })?;
     if failed.into_inner() { Err(none()) } else { Ok(()) }
+}
+
+/// The parts of row `i` of an interleaved matrix as they are in the file; `None` for rows that lie so.
+fn row_of_tile(m: &Mat, plane: impl Fn(usize) -> &'static [u8], i: usize) -> Option<[Vec<u8>; PLANES]> {
+    let whole = m.n as usize / ROWS * ROWS;
+    let parts = interleave::parts(&m.fmt).filter(|_| m.layout == Layout::Interleaved && i < whole)?;
+    let cuts = m.fmt.planes(m.k.into()).ok()?;
+    let mut rows = [const { Vec::new() }; PLANES];
+    for (p, row) in rows.iter_mut().enumerate() {
+        let (Some(part), Some(cut)) = (parts[p], cuts[p]) else { continue };
+        *row = vec![0; cut.bytes as usize];
+        let tile = plane(p).get(i / ROWS * ROWS * row.len()..)?.get(..ROWS * row.len())?;
+        interleave::take_row(part, tile, i % ROWS, row);
+    }
+    Some(rows)
 }

@@ -11,11 +11,13 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, VL, DQ and VNNI, besides all of [`Isa::Avx2`].
     Avx512,
+    /// Tiles of bytes (AMX), besides all of [`Isa::Avx512`].
+    Amx,
 }
 
 impl Isa {
     /// All, weakest first.
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// Name in `caps` and messages.
     pub const fn name(self) -> &'static str {
@@ -23,6 +25,7 @@ impl Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         }
     }
     /// Whether this machine has it.
@@ -31,6 +34,7 @@ impl Isa {
             Isa::Scalar => true,
             Isa::Avx2 => has_avx2(),
             Isa::Avx512 => has_avx2() && has_avx512(),
+            Isa::Amx => has_avx2() && has_avx512() && has_amx(),
         }
     }
     /// The strongest this machine has.
@@ -64,6 +68,16 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512vnni")
 }
 
+#[cfg(target_arch = "x86_64")]
+fn has_amx() -> bool {
+    super::mat::amx::available()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_amx() -> bool {
+    false
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 fn has_avx2() -> bool {
     false
@@ -88,7 +102,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_refused_and_the_rest_is_ordered() {
-        assert!(Isa::Scalar < Isa::Avx2 && Isa::Avx2 < Isa::Avx512);
+        assert!(Isa::ALL.is_sorted());
         for isa in Isa::ALL {
             assert_eq!(Isa::choose(Some(isa)).is_ok(), isa <= Isa::best());
         }

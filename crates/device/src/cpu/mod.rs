@@ -3,6 +3,7 @@
 //! What differs between instruction sets are tile decoders and a few inner loops, one file per set; an op is written
 //! once over them. The set is chosen when the device is made. No file names both a format and an op.
 
+mod arrange;
 mod chain;
 mod embed;
 mod experts;
@@ -25,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::host::HostMemory;
 use crate::host_device::{HostDevice, Kernels};
 use crate::op::{Op, RowClass};
-use crate::view::{Buf, View};
+use crate::view::{Buf, Layout, Mat, View};
 use memory::RegionSizes;
 use pool::Pool;
 use ptr::Ptr;
@@ -103,7 +104,7 @@ impl Cpu {
     /// [`crate::Error::NoIsa`].
     pub fn caps_of(options: &CpuOptions) -> Result<Caps> {
         let isa = Isa::choose(options.isa)?;
-        let bf16 = if isa == Isa::Avx512 && isa::has_bf16() { "+bf16" } else { "" };
+        let bf16 = if isa >= Isa::Avx512 && isa::has_bf16() { "+bf16" } else { "" };
         let threads = options.threads.unwrap_or_else(|| topology::here().processors.len()).clamp(1, 1024) as u32;
         Ok(Caps { name: "cpu", isa: format!("{}{bf16}", isa.name()), threads, borrows_host: true })
     }
@@ -136,6 +137,10 @@ impl Kernels for CpuKernels {
     }
     fn step_begins(&mut self, class: RowClass) {
         self.pool.narrow(self.width[(class == RowClass::Many) as usize]);
+    }
+    fn arrange(&mut self, mem: &HostMemory, m: &Mat) -> Result<Layout> {
+        self.pool.narrow(self.width[1]);
+        arrange::arrange(&self.pool, mem, m)
     }
     fn execute(&mut self, mem: &HostMemory, op: &Op, scratch: Buf) -> Result<()> {
         let cx = &Cx { mem, pool: &self.pool, isa: self.isa, scratch };

@@ -10,7 +10,7 @@ use crate::view::{Mat, View};
 use std::ops::Range;
 
 /// Most activation rows of one kernel call.
-const BLOCK: usize = 128;
+pub const BLOCK: usize = 128;
 /// Bytes of activations that one block may have, to stay in a core's own cache while weights pass by.
 const BLOCK_BYTES: usize = 512 << 10;
 /// Multiplications below which waking threads costs more than it gains.
@@ -32,7 +32,7 @@ impl Matrix {
     /// [`Error::NoKernel`] naming `op`, [`Error::BadBuf`].
     pub fn new(cx: &Cx, op: &'static str, m: &Mat) -> Result<Self> {
         let none = || Error::NoKernel { op, fmt: m.fmt.to_string() };
-        let kernel = mat::pick(&m.fmt, cx.isa).ok_or_else(none)?;
+        let kernel = mat::pick(&m.fmt, m.layout, cx.isa).ok_or_else(none)?;
         let row = op::row_stride(m).ok_or_else(none)?;
         let all = op::extents(m).and_then(|e| e[0]).ok_or_else(none)?;
         // Slots of a set share the length of the whole: only the matrix itself is looked up.

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::host::HostMemory;
 use crate::op::extents;
-use crate::view::{Buf, Mat, View};
+use crate::view::{Buf, Layout, Mat, View};
 use checkpoint::PLANES;
 
 fn each_run(v: &View, mut f: impl FnMut(usize)) {
@@ -73,6 +73,9 @@ pub fn put_at(mem: &HostMemory, b: &Buf, first: u64, values: &[f32]) -> Result<(
 /// Row `n` of a matrix, decoded.
 pub fn mat_row(mem: &HostMemory, m: &Mat, n: u32) -> Result<Vec<f32>> {
     let no_kernel = || Error::NoKernel { op: "decode", fmt: m.fmt.to_string() };
+    if m.layout != Layout::File {
+        return Err(no_kernel());
+    }
     let mut planes = [&[][..]; PLANES];
     for (i, bytes) in extents(m).ok_or_else(no_kernel)?.into_iter().enumerate() {
         let Some(bytes) = bytes else { continue };

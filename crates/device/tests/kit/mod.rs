@@ -75,6 +75,11 @@ impl Rig {
             planes: [Some(plane), None, None, None],
         }
     }
+    /// A matrix in the order that the device brings it into.
+    pub fn arranged(&mut self, w: &Weights, offset: usize) -> Mat {
+        let m = self.mat(w, offset);
+        Mat { layout: self.dev.arrange(&m).unwrap(), ..m }
+    }
     /// A matrix in the layout that the device wants.
     pub fn load(&mut self, w: &Weights) -> Mat {
         self.load_set(std::slice::from_ref(w)).first
@@ -84,7 +89,7 @@ impl Rig {
         let (w, fmt) = (&all[0], Format::Plain(all[0].dtype));
         let (n, k, rows) = (w.n as u32, w.k as u32, (w.n * all.len()) as u64);
         let (m, step) = match self.dev.layout_of(&fmt) {
-            Layout::File => {
+            Layout::File | Layout::Interleaved => {
                 let bytes: Vec<u8> = all.iter().flat_map(|w| w.bytes.clone()).collect();
                 let plane = self.bytes(&bytes);
                 let m = Mat { n, k, fmt, layout: Layout::File, row_step: 1, planes: [Some(plane), None, None, None] };

@@ -70,6 +70,8 @@ pub struct Ended {
     pub prefill: Duration,
     /// Time from the first id to the last.
     pub decode: Duration,
+    /// Of that, time in the model's passes: the rest is choosing, telling, and what other requests did meanwhile.
+    pub passes: Duration,
     /// What drafting ahead did.
     pub drafts: Drafts,
 }
@@ -462,6 +464,7 @@ impl Batch {
         if let Some(s) = self.sessions.get(&ids[0]) {
             self.reuse.make_room(&mut self.exec, &s.job, ids.len() as u32)?;
         }
+        let begun = Instant::now();
         let mut logits;
         let made: Vec<Row> = match self.needs(ids) {
             Some(k) => self.exec.decode_likeliest(&rows, k)?.into_iter().map(Row::Likeliest).collect(),
@@ -470,10 +473,12 @@ impl Batch {
                 logits.chunks_exact_mut(self.exec.family().spec().vocab as usize).map(Row::Logits).collect()
             }
         };
+        let took = begun.elapsed();
         self.tokens += rows.len() as u64;
         for ((&id, (seq, _)), row) in ids.iter().zip(rows).zip(made) {
             let position = self.exec.len(seq)?;
             let s = self.session(id)?;
+            s.passes += took;
             // The step was done for all: whoever cannot go on ends alone.
             match s.choose(row, position) {
                 Ok(false) => {}
@@ -502,12 +507,13 @@ impl Batch {
         let (seq, first) = (s.seq.ok_or(Error::NoSession)?, s.pending()?);
         self.reuse.make_room(&mut self.exec, &s.job, memory::pages::pages_for(drafts + 1) + 1)?;
         let (mut guess, drafted) = (s.guesser(), Cell::new(0));
-        let (mut rows, mut over) = (0, false);
+        let (mut rows, mut over, begun) = (0, false, Instant::now());
         let draft = |logits: &mut [f32], at| {
             drafted.set(drafted.get() + 1);
             guess.sample(logits, at).ok().map(|c| c.id)
         };
         let choose = |logits: &mut [f32], at| {
+            s.passes += if rows == 0 { begun.elapsed() } else { Duration::ZERO };
             // Every row behind the first is one of a draft that was right.
             s.drafts.drafted += if rows == 0 { drafted.get() } else { 0 };
             s.drafts.right += u32::from(rows > 0);

@@ -92,6 +92,8 @@ pub(super) struct Session {
     over: bool,
     begun: Instant,
     first: Option<Instant>,
+    /// Time of the passes that made its tokens.
+    pub passes: Duration,
     /// What drafting ahead did.
     pub drafts: Drafts,
 }
@@ -114,6 +116,7 @@ impl Session {
             steered: false,
             begun: Instant::now(),
             first,
+            passes: Duration::ZERO,
             drafts: Drafts::default(),
         }
     }
@@ -246,7 +249,7 @@ impl Session {
             let (prefill, decode) =
                 (first - self.begun, if self.first.is_some() { first.elapsed() } else { Duration::ZERO });
             let (cached, drafts) = (self.cached, self.drafts);
-            self.tell(Told::Done(Ended { finish, cached, prefill, decode, drafts }));
+            self.tell(Told::Done(Ended { finish, cached, prefill, decode, passes: self.passes, drafts }));
         }
         true
     }

@@ -73,14 +73,9 @@ fn layer(
     for (buf, byte) in [(plane, 0x11), (x.buf, 0x3f)] {
         dev.host_mut(buf).into_iter().for_each(|b| b.fill(byte));
     }
-    let w = Mat {
-        n,
-        k,
-        fmt: Format::Plain(dtype),
-        layout: Layout::File,
-        row_step: 1,
-        planes: [Some(plane), None, None, None],
-    };
+    let planes = [Some(plane), None, None, None];
+    let file = Mat { n, k, fmt: Format::Plain(dtype), layout: Layout::File, row_step: 1, planes };
+    let w = Mat { layout: dev.arrange(&file)?, ..file };
     let (mut times, begin) = (Vec::new(), Instant::now());
     while times.len() < 3 || (times.len() < 1000 && begin.elapsed() < time) {
         let start = Instant::now();

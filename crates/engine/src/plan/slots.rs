@@ -1,6 +1,7 @@
 //! How much room experts get that do not all fit, and which layers are read for every step where even that is not enough.
 
 use super::Subject;
+use memory::experts::Lookahead;
 use memory::{LayerPlan, Plan, SlotPlan, SlotPool};
 use weights::layers::LayerRuns;
 use weights::record::{Streaming, streaming};
@@ -12,8 +13,8 @@ pub struct StreamAsk {
     pub slots: Option<u32>,
     /// Read through the page cache.
     pub page_cache: bool,
-    /// Ask the next layer's router ahead of its time, and read what it names ahead.
-    pub lookahead: bool,
+    /// When to ask the next layer's router ahead of its time, and to read what it names ahead.
+    pub lookahead: Lookahead,
     /// Compare what is read again with what it was at first.
     pub verify: bool,
 }

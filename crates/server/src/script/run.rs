@@ -105,7 +105,8 @@ impl Run for Runner {
             over = self.end(&mut said, &mut matcher, &mut at_end, logprobs)?;
         }
         let reason = over.unwrap_or(Reason::End);
-        Ok(Done { reason, cached, prefill, decode: begun.elapsed() - prefill })
+        // A script makes its tokens in no time.
+        Ok(Done { reason, cached, prefill, decode: begun.elapsed() - prefill, passes: Duration::ZERO })
     }
 }
 

@@ -53,7 +53,7 @@ impl Backend for Knowing {
         to.tell(Event::Started(Known { cached, miss }));
         to.tell(Event::Token(Token { id: 65, ..Token::default() }));
         let (prefill, decode) = (Duration::ZERO, Duration::ZERO);
-        to.tell(Event::Done(Done { reason: Reason::End, cached, prefill, decode }));
+        to.tell(Event::Done(Done { reason: Reason::End, cached, prefill, decode, passes: Duration::ZERO }));
         prompts.push(job.prompt);
         Ok(ticket)
     }

@@ -17,6 +17,11 @@ pub fn without_predictor(meta: &mut Meta, spec: &Spec, bounds: &[Bound]) {
     let Ok(Some(arch)) = meta.str("general.architecture").map(|s| s.map(str::to_string)) else { return };
     meta.set(&format!("{arch}.block_count"), spec.n_layers);
     meta.set(&format!("{arch}.nextn_predict_layers"), 0u32);
+    let recurrent = format!("{arch}.attention.recurrent_layers");
+    if let Ok(Some(mut each)) = meta.bools(&recurrent) {
+        each.truncate(spec.n_layers as usize);
+        meta.set(&recurrent, each);
+    }
 }
 
 /// Name, sampling defaults and chat template of a safetensors directory.

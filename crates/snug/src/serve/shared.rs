@@ -251,6 +251,7 @@ impl Sink for Client {
                 cached: e.cached,
                 prefill: e.prefill,
                 decode: e.decode,
+                passes: e.passes,
             }),
             Told::Failed(e) => Event::Failed(failure(e)),
         });

@@ -84,9 +84,9 @@ pub fn jobs(family: &dyn Family, format: Format, to: Kind, tied: bool) -> Result
             // Beside a scheme, everything else is bf16.
             let plain = if scheme.is_some() { DType::BF16 } else { to.plain() };
             let job = match format {
-                Format::Gguf => gguf(w, plain),
-                Format::Hf => hf(w, plain),
-                Format::Mlx => mlx(w, plain, family),
+                Format::Gguf => gguf(w, plain, tied),
+                Format::Hf => hf(w, plain, tied),
+                Format::Mlx => mlx(w, plain, family, tied),
             };
             match (job, scheme) {
                 (Some(job), Some(s)) => planes(job, s, w),
@@ -102,7 +102,7 @@ pub fn unused(name: String, shape: &[u64], to: DType) -> Job {
     Job { new: NewTensor::new(name, to, shape), substituted: false, fill: Fill::Noise(1.0 / k.max(1.0).sqrt()) }
 }
 
-fn gguf(w: &Want, to: DType) -> Option<Job> {
+fn gguf(w: &Want, to: DType, tied: bool) -> Option<Job> {
     let place = w.gguf.first()?;
     if let Some(freqs) = &w.fallback {
         let by = divisors(w.export, freqs)?;
@@ -114,11 +114,11 @@ fn gguf(w: &Want, to: DType) -> Option<Job> {
         Role::Vector => (DType::F32, false),
         _ => choose(&place.name, &shape, DType::F32, to, &Vec::new()),
     };
-    Some(Job { new: NewTensor::new(&*place.name, dtype, &shape), substituted, fill: fill(w, &place.canon) })
+    Some(Job { new: NewTensor::new(&*place.name, dtype, &shape), substituted, fill: fill(w, &place.canon, tied) })
 }
 
 /// Experts are stacked, gate and up in one tensor, as newer checkpoints have them.
-fn hf(w: &Want, to: DType) -> Option<Job> {
+fn hf(w: &Want, to: DType, tied: bool) -> Option<Job> {
     let place = w.hf.iter().find(|p| p.shape != Lies::Each)?;
     let mut shape = stored(w, place)?;
     let name = place.name.replace('~', "model.");
@@ -126,7 +126,7 @@ fn hf(w: &Want, to: DType) -> Option<Job> {
         // A depthwise convolution: one input channel for each output channel.
         shape.insert(1, 1);
     }
-    Some(Job { new: NewTensor::new(name, to, &shape), substituted: false, fill: fill(w, &place.canon) })
+    Some(Job { new: NewTensor::new(name, to, &shape), substituted: false, fill: fill(w, &place.canon, tied) })
 }
 
 /// A job as the planes of a scheme, where the scheme takes the parameter and its rows.
@@ -149,7 +149,7 @@ fn planes(job: Job, s: Scheme, w: &Want) -> Vec<Job> {
 /// Experts are stacked, gate and up apart; convolutions have their channels last but one; norms are as they are
 /// multiplied with where MLX adds one to them; predictors are left out. Multimodal models keep everything under one
 /// more root.
-fn mlx(w: &Want, to: DType, family: &dyn Family) -> Option<Job> {
+fn mlx(w: &Want, to: DType, family: &dyn Family, tied: bool) -> Option<Job> {
     if w.component == Component::Mtp {
         return None;
     }
@@ -169,7 +169,7 @@ fn mlx(w: &Want, to: DType, family: &dyn Family) -> Option<Job> {
     let conv = |w: &Want| w.hf.iter().any(|p| p.name.ends_with("conv1d.weight"));
     let adds_one = place.canon == Canon::PlusOne && family.tensors().iter().any(conv);
     let canon = if adds_one { Canon::Same } else { place.canon.clone() };
-    Some(Job { new: NewTensor::new(name, to, &shape), substituted: false, fill: fill(w, &canon) })
+    Some(Job { new: NewTensor::new(name, to, &shape), substituted: false, fill: fill(w, &canon, tied) })
 }
 
 /// The shape of the tensor that a parameter lies in, `None` where another parameter brings it.
@@ -190,12 +190,17 @@ fn stored(w: &Want, place: &Place) -> Option<Vec<u64>> {
     Some(shape)
 }
 
+/// Deviation of embeddings that are not the head too. Behind dozens of random layers a token whose embedding is no larger
+/// than what each of them adds looks like every other, and routers choose the same experts for all.
+const EMBEDDED: f32 = 4.0;
+
 /// Matrices keep the size of what they are given (a deviation of `1 / sqrt(k)`), norms are 1, biases small.
-fn fill(w: &Want, stored: &Canon) -> Fill {
+fn fill(w: &Want, stored: &Canon, tied: bool) -> Fill {
     let hf = |p: &Place| p.canon.clone();
     let bias = w.gguf.first().is_some_and(|p| p.name.ends_with(".bias"));
     match (w.hf.first().map(hf), w.shape.as_slice()) {
         (Some(Canon::NegExp), _) => Fill::Decay { log: *stored == Canon::NegExp },
+        (_, [_, _]) if w.component == Component::Embed && !tied => Fill::Noise(EMBEDDED),
         (_, [.., _, k]) => Fill::Noise(1.0 / (*k as f32).sqrt()),
         _ if bias => Fill::Noise(0.02),
         _ => Fill::Constant(if *stored == Canon::PlusOne { 0.0 } else { 1.0 }),

@@ -7,7 +7,7 @@ use crate::io::{Files, Finished, Job, RangeReader, ReadQueue, Urgency, Wanted};
 use crate::record::{LayerRecords, Record};
 use checkpoint::{Checkpoint, PLANES};
 use device::{BEGINS_ROW, Buf, Device, ExpertBias, ExpertMats, Glu, MatSet, SharedBytes};
-use memory::experts::{ExpertId, Policy, PoolSize, Scope, SlotState};
+use memory::experts::{Ahead, ExpertId, Lookahead, Policy, PoolSize, Scope, SlotState};
 use memory::{Class, Ledger, SlotId, SlotPool, Tier};
 use std::collections::{BTreeMap, HashMap};
 
@@ -30,8 +30,8 @@ pub struct CachedOptions<'a> {
     pub reader: Box<dyn RangeReader>,
     /// Whether every record is compared, whenever it is read again, with a sum made when it was read first.
     pub verify: bool,
-    /// Whether it wants to be told what will probably be asked for.
-    pub lookahead: bool,
+    /// When it wants to be told what will probably be asked for.
+    pub lookahead: Lookahead,
     /// Who pays.
     pub ledger: &'a Ledger,
 }
@@ -74,7 +74,8 @@ pub(super) struct Store {
     next_job: u64,
     generation: u64,
     verify: bool,
-    pub lookahead: bool,
+    /// Whether it wants to be told what will probably be asked for.
+    pub ahead: Ahead,
     /// What was hinted at and not acted on yet: a layer and its experts.
     pub hint: Option<(u32, Vec<u32>)>,
     /// The last guess, to be compared with what is asked for.
@@ -121,7 +122,7 @@ impl Store {
             next_job: 0,
             generation: 0,
             verify,
-            lookahead,
+            ahead: Ahead::new(lookahead),
             hint: None,
             guess: None,
             counts,

@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn reductions_see_every_lane_once() {
         let xs: Vec<f32> = (0..64).map(|i| ((i * 37) % 64) as f32).collect();
-        for (isa, n) in Isa::ALL.into_iter().zip([8, 8, 16]).filter(|(i, _)| i.available()) {
+        for (isa, n) in Isa::ALL.into_iter().zip([8, 8, 16, 16]).filter(|(i, _)| i.available()) {
             let mut got = [0.0; 6];
             dispatch(isa, Sums(&xs, &mut got));
             for i in 0..4 {

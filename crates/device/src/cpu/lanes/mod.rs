@@ -201,7 +201,7 @@ pub fn dispatch<W: Work>(isa: Isa, w: W) {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: an `Isa` other than Scalar is chosen only where `Isa::available` said so.
-        Isa::Avx512 => unsafe { avx512::Avx512::enter(w) },
+        Isa::Avx512 | Isa::Amx => unsafe { avx512::Avx512::enter(w) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx2 => unsafe { avx2::Avx2::enter(w) },

@@ -2,9 +2,11 @@
 //! `dpbusd`.
 
 mod decoded;
+mod interleaved;
 mod planes;
 
 pub use decoded::fp8;
+pub use interleaved::{interleaved, interleaved_planes};
 pub use planes::planes;
 
 use super::quant::{self, GROUP};
@@ -12,7 +14,6 @@ use super::tile::{CHUNK_GROUPS, chunk_bytes, locate};
 use super::tile_x86::{Eight, F16c, Scales, TileX86, prefetch};
 use super::{TILE, Weights};
 use std::arch::x86_64::*;
-use std::mem::MaybeUninit;
 
 /// See [`super::QuantFn`].
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -71,6 +72,15 @@ struct Steps {
     scale: [__m256i; CHUNK_GROUPS],
     min: [__m256i; CHUNK_GROUPS],
     sub: [[__m256i; CHUNK_GROUPS]; 2],
+}
+
+impl Steps {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn zero() -> Self {
+        let none = [_mm256_setzero_si256(); CHUNK_GROUPS];
+        Steps { scale: none, min: none, sub: [none; 2] }
+    }
 }
 
 /// Transposes eight rows of eight 32-bit elements: vector j holds element j of each row.
@@ -132,10 +142,10 @@ unsafe fn columns<T: TileX86>(rows: &[*const u8; 8], g: usize) -> [__m256i; 8] {
 /// Reads the steps of `groups` groups of the chunks that start at `rows`.
 ///
 /// # Safety
-/// AVX2, FMA, F16C; the rows' groups are readable; `to` is writable.
+/// AVX2, FMA, F16C; the rows' groups are readable.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn read_steps<T: TileX86>(rows: &[*const u8; 8], groups: usize, to: *mut Steps) {
+unsafe fn read_steps<T: TileX86>(rows: &[*const u8; 8], groups: usize, to: &mut Steps) {
     // SAFETY: the caller's promise.
     unsafe {
         if T::GROUPS == 1 {
@@ -149,13 +159,13 @@ unsafe fn read_steps<T: TileX86>(rows: &[*const u8; 8], groups: usize, to: *mut 
                     _mm256_cvtph_ps(_mm_setr_epi16(w(0), w(1), w(2), w(3), w(4), w(5), w(6), w(7)))
                 };
                 if let Scales::F16 { d, m } = T::SCALES {
-                    (*to).scale[g] = _mm256_castps_si256(eight(d));
+                    to.scale[g] = _mm256_castps_si256(eight(d));
                     if T::MIN {
-                        (*to).min[g] = _mm256_castps_si256(eight(m));
+                        to.min[g] = _mm256_castps_si256(eight(m));
                     }
                     continue;
                 }
-                let (scale, min) = (&raw mut (*to).scale[g], &raw mut (*to).min[g]);
+                let (scale, min) = (&raw mut to.scale[g], &raw mut to.min[g]);
                 for (n, row) in rows.iter().enumerate() {
                     let steps = T::steps::<F16c>(locate::<T>(*row, g).0, 0);
                     *scale.cast::<f32>().add(n) = steps.scale;
@@ -163,8 +173,8 @@ unsafe fn read_steps<T: TileX86>(rows: &[*const u8; 8], groups: usize, to: *mut 
                         *min.cast::<f32>().add(n) = steps.min;
                     }
                     if T::SUB {
-                        *(&raw mut (*to).sub[0][g]).cast::<i32>().add(n) = steps.sub[0];
-                        *(&raw mut (*to).sub[1][g]).cast::<i32>().add(n) = steps.sub[1];
+                        *(&raw mut to.sub[0][g]).cast::<i32>().add(n) = steps.sub[0];
+                        *(&raw mut to.sub[1][g]).cast::<i32>().add(n) = steps.sub[1];
                     }
                 }
             }
@@ -173,12 +183,12 @@ unsafe fn read_steps<T: TileX86>(rows: &[*const u8; 8], groups: usize, to: *mut 
             for (steps, row) in steps.iter_mut().zip(rows) {
                 *steps = T::eight(locate::<T>(*row, 0).0);
             }
-            (*to).scale = transpose(|n| _mm256_castps_si256(steps[n].scale));
+            to.scale = transpose(|n| _mm256_castps_si256(steps[n].scale));
             if T::MIN {
-                (*to).min = transpose(|n| _mm256_castps_si256(steps[n].min));
+                to.min = transpose(|n| _mm256_castps_si256(steps[n].min));
             }
             if T::SUB {
-                (*to).sub = [transpose(|n| steps[n].sub[0]), transpose(|n| steps[n].sub[1])];
+                to.sub = [transpose(|n| steps[n].sub[0]), transpose(|n| steps[n].sub[1])];
             }
         }
     }
@@ -236,12 +246,42 @@ unsafe fn dots<T: TileX86>(y: &[__m256i; 8], sub: &[__m256i; 2], x: [*const u8; 
     }
 }
 
+/// Adds what group `at` of the weights, group `g` of the chunk, contributes to the sums of activation row `x`.
+///
+/// # Safety
+/// AVX2, FMA, F16C; `x` is a row of `k` elements, `acc` has eight; the steps of the group were read.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add<T: TileX86>(
+    acc: &mut [f32],
+    y: &[__m256i; 8],
+    steps: &Steps,
+    g: usize,
+    x: *const u8,
+    k: usize,
+    at: usize,
+) {
+    let sub = if T::SUB { [steps.sub[0][g], steps.sub[1][g]] } else { [y[0]; 2] };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let of = quant::get_group(x, k, at);
+        let high = x.add(at * GROUP);
+        let dot = dots::<T>(y, &sub, [high, high.add(k)], of.sums);
+        let by = _mm256_mul_ps(_mm256_castsi256_ps(steps.scale[g]), _mm256_set1_ps(of.d));
+        let mut sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), by, _mm256_loadu_ps(acc.as_ptr()));
+        if T::MIN {
+            sum = _mm256_fmadd_ps(_mm256_castsi256_ps(steps.min[g]), _mm256_set1_ps(of.dsum), sum);
+        }
+        _mm256_storeu_ps(acc.as_mut_ptr(), sum);
+    }
+}
+
 /// See [`super::TileFn`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn blocks<T: TileX86>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]) {
     acc.fill([0.0; TILE]);
     let groups = w.k / GROUP;
-    let mut steps = MaybeUninit::uninit();
+    let mut steps = Steps::zero();
     for first in (0..groups).step_by(CHUNK_GROUPS) {
         let here = CHUNK_GROUPS.min(groups - first);
         prefetch(w, TILE * w.row * first / groups, TILE * w.row * (first + here) / groups);
@@ -249,25 +289,11 @@ pub unsafe fn blocks<T: TileX86>(w: &Weights, x: &[*const u8], acc: &mut [[f32; 
             let rows = std::array::from_fn(|n| w.at(side + n).wrapping_add(first / CHUNK_GROUPS * chunk_bytes::<T>()));
             // SAFETY: the promise of `TileFn`. What is read of the steps was written for the same groups.
             unsafe {
-                read_steps::<T>(&rows, here, steps.as_mut_ptr());
-                let steps: *const Steps = steps.as_ptr();
+                read_steps::<T>(&rows, here, &mut steps);
                 for g in 0..here {
                     let y = columns::<T>(&rows, g);
-                    let scale = _mm256_castsi256_ps((*steps).scale[g]);
-                    let min = if T::MIN { _mm256_castsi256_ps((*steps).min[g]) } else { scale };
-                    let sub = if T::SUB { [(*steps).sub[0][g], (*steps).sub[1][g]] } else { [y[0]; 2] };
                     for (&x, acc) in x.iter().zip(acc.iter_mut()) {
-                        let of = quant::get_group(x, w.k, first + g);
-                        let high = x.add((first + g) * GROUP);
-                        let dot = dots::<T>(&y, &sub, [high, high.add(w.k)], of.sums);
-                        let by = _mm256_mul_ps(scale, _mm256_set1_ps(of.d));
-                        let acc = acc.as_mut_ptr().add(side);
-                        let mut sum = _mm256_loadu_ps(acc);
-                        sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), by, sum);
-                        if T::MIN {
-                            sum = _mm256_fmadd_ps(min, _mm256_set1_ps(of.dsum), sum);
-                        }
-                        _mm256_storeu_ps(acc, sum);
+                        add::<T>(&mut acc[side..side + 8], &y, &steps, g, x, w.k, first + g);
                     }
                 }
             }

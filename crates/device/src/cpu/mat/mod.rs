@@ -17,9 +17,13 @@
 //! directory per instruction set.
 
 #[cfg(target_arch = "x86_64")]
+pub mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod interleaved;
 mod planes;
 #[cfg(target_arch = "x86_64")]
 mod planes_avx512;
@@ -37,13 +41,14 @@ mod tile_avx512;
 mod tile_x86;
 
 use super::isa::Isa;
+use crate::view::Layout;
 use checkpoint::{Block, DType, Format};
 pub use side::Side;
 
 /// Weight rows of one kernel call.
 pub const TILE: usize = 16;
 
-/// Weight rows in file layout.
+/// Weight rows: in file layout, or a tile of interleaved ones where there are [`TILE`].
 #[derive(Copy, Clone, Debug)]
 pub struct Weights {
     /// The first row, at any alignment.
@@ -121,21 +126,31 @@ pub fn operand(f: &Format) -> Option<Operand> {
 pub fn quantiser(isa: Isa) -> QuantFn {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => avx512::quantise,
+        Isa::Avx512 | Isa::Amx => avx512::quantise,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => avx2::quantise,
         _ => scalar::quantise,
     }
 }
 
-/// The kernel of a format on an instruction set.
-pub fn pick(f: &Format, isa: Isa) -> Option<MatKernel> {
-    let tile = match isa {
+/// The kernel of a format in a layout on an instruction set.
+pub fn pick(f: &Format, layout: Layout, isa: Isa) -> Option<MatKernel> {
+    let tile = match (layout, isa) {
+        (Layout::Split, _) => None,
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => table!(avx512, *f),
+        (Layout::File, Isa::Amx) => table!(amx, *f),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => table!(avx2, *f),
-        _ => table!(scalar, *f),
+        (Layout::File, Isa::Avx512) => table!(avx512, *f),
+        #[cfg(target_arch = "x86_64")]
+        (Layout::File, Isa::Avx2) => table!(avx2, *f),
+        (Layout::File, _) => table!(scalar, *f),
+        #[cfg(target_arch = "x86_64")]
+        (Layout::Interleaved, Isa::Amx) => of_interleaved!(amx, *f),
+        #[cfg(target_arch = "x86_64")]
+        (Layout::Interleaved, Isa::Avx512) => of_interleaved!(avx512, *f),
+        #[cfg(target_arch = "x86_64")]
+        (Layout::Interleaved, Isa::Avx2) => of_interleaved!(avx2, *f),
+        (Layout::Interleaved, _) => of_interleaved!(scalar, *f),
     };
     Some(MatKernel { operand: operand(f)?, tile: tile? })
 }
@@ -186,6 +201,30 @@ macro_rules! table {
     }};
 }
 use table;
+
+/// The same for interleaved rows, whose formats `interleave::parts` knows.
+macro_rules! of_interleaved {
+    ($isa:ident, $format:expr) => {{
+        let tile: Option<TileFn> = match $format {
+            Format::Plain(DType::Block(b)) => match b {
+                Block::Q4_0 => Some($isa::interleaved::<tile32::Q4_0>),
+                Block::Q4_1 => Some($isa::interleaved::<tile32::Q4_1>),
+                Block::Q8_0 => Some($isa::interleaved::<tile32::Q8_0>),
+                Block::Iq4Nl => Some($isa::interleaved::<tile32::Iq4Nl>),
+                Block::Mxfp4 => Some($isa::interleaved::<tile32::Mxfp4>),
+                Block::Q4K => Some($isa::interleaved::<tile256::Q4K>),
+                Block::Q5K => Some($isa::interleaved::<tile256::Q5K>),
+                Block::Q6K => Some($isa::interleaved::<tile256::Q6K>),
+                _ => None,
+            },
+            Format::Affine { bits: 4, .. } => Some($isa::interleaved_planes::<tile32::Q4_1, planes::Affine<4>>),
+            Format::Mxfp4Hf => Some($isa::interleaved_planes::<tile32::Mxfp4, planes::Mxfp4>),
+            _ => None,
+        };
+        tile
+    }};
+}
+use of_interleaved;
 
 #[cfg(test)]
 mod tests;

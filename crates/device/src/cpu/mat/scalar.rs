@@ -1,9 +1,11 @@
 //! The kernels in plain Rust: for machines without AVX2, and to compare the others with.
 
 mod decoded;
+mod interleaved;
 mod planes;
 
 pub use decoded::fp8;
+pub use interleaved::{interleaved, interleaved_planes};
 pub use planes::planes;
 
 use super::quant::{self, GROUP};

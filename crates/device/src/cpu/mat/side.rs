@@ -113,7 +113,8 @@ impl Side {
         let scale = |d: DType| Scale::of(d).ok_or_else(none);
         let k = m.k as usize;
         Ok(match m.fmt {
-            Format::Plain(_) | Format::Mxfp4Hf => side,
+            Format::Plain(_) => side,
+            Format::Mxfp4Hf => Side { scale: Scale::E8M0, ..side },
             Format::Scaled(_) => Side { global: number()?, ..side },
             Format::Affine { group, scale: s, .. } | Format::Int4 { group, scale: s, .. } => {
                 Side { scale: scale(s)?, per: group as usize / GROUP, ..side }

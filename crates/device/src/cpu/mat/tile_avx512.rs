@@ -139,7 +139,7 @@ fn join([a, b, c, d]: [__m512i; 4], [e, f, g, h]: [__m512i; 4]) -> [__m512i; 8] 
 /// Columns of two groups, of which `a` gives codes 4 j to 4 j + 3 and `b` those sixteen further.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn each_half(a: impl Fn(usize) -> [__m512i; 2], b: impl Fn(usize) -> [__m512i; 2]) -> [[__m512i; 8]; 2] {
+pub fn each_half(a: impl Fn(usize) -> [__m512i; 2], b: impl Fn(usize) -> [__m512i; 2]) -> [[__m512i; 8]; 2] {
     let mut all = [[_mm512_setzero_si512(); 8]; 2];
     for j in 0..4 {
         ([all[0][j], all[1][j]], [all[0][4 + j], all[1][4 + j]]) = (a(j), b(j));
@@ -176,21 +176,21 @@ unsafe fn load(rows: [&[u8; 16]; 4]) -> __m512i {
 /// The bits of `MASK` of every byte, shifted down by `n` first.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn bits<const MASK: i8>(v: __m512i, n: usize) -> __m512i {
+pub fn bits<const MASK: i8>(v: __m512i, n: usize) -> __m512i {
     _mm512_and_si512(_mm512_srl_epi16(v, _mm_cvtsi32_si128(n as i32)), _mm512_set1_epi8(MASK))
 }
 
 /// Both nibbles of every byte.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn nibbles(v: __m512i) -> [__m512i; 2] {
+pub fn nibbles(v: __m512i) -> [__m512i; 2] {
     [bits::<15>(v, 0), bits::<15>(v, 4)]
 }
 
 /// `table[nibble]`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn lookup(table: &[u8; 16], v: __m512i) -> [__m512i; 2] {
+pub fn lookup(table: &[u8; 16], v: __m512i) -> [__m512i; 2] {
     // SAFETY: sixteen readable bytes; the load takes any alignment.
     let table = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
     let [low, high] = nibbles(v);

@@ -18,7 +18,7 @@ const _: () = assert!(
 );
 
 /// Least distance of what is asked for ahead: small tiles are over before memory answers.
-const AHEAD: usize = 16 << 10;
+pub const AHEAD: usize = 16 << 10;
 
 /// Asks for bytes `from .. to` behind the tile or a little further, which as a rule belong to the tiles that are next.
 /// Kernels read many rows at a time and nothing that prefetches by itself makes sense of that; bytes asked for in their
@@ -157,7 +157,7 @@ fn nibbles(qs: &[u8; 16]) -> __m256i {
 /// Both nibbles of every byte.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn both(v: __m256i) -> [__m256i; 2] {
+pub fn both(v: __m256i) -> [__m256i; 2] {
     let low = _mm256_set1_epi8(15);
     [_mm256_and_si256(v, low), _mm256_and_si256(_mm256_srli_epi16::<4>(v), low)]
 }
@@ -165,7 +165,7 @@ fn both(v: __m256i) -> [__m256i; 2] {
 /// `table` at both nibbles of every byte.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn look_both_up(table: &[u8; 16], v: __m256i) -> [__m256i; 2] {
+pub fn look_both_up(table: &[u8; 16], v: __m256i) -> [__m256i; 2] {
     let (table, [low, high]) = (_mm256_broadcastsi128_si256(load16(table)), both(v));
     [_mm256_shuffle_epi8(table, low), _mm256_shuffle_epi8(table, high)]
 }

@@ -135,7 +135,8 @@ pub fn conv_silu(cx: &Cx, out: &View, x: &View, w: &Buf, kernel: u32, st: &RecVi
         turned: room,
         past: Ptr::new(room.raw().wrapping_add(taps * channels)),
     };
-    let ns = BLOCK * taps / 2 + rows.n as usize * (BLOCK / 8 + 10);
+    // Turning the taps is what takes long: they come from memory.
+    let ns = BLOCK * taps * 3 / 2 + rows.n as usize * (BLOCK / 8 + 10);
     cx.share(channels.div_ceil(BLOCK), ns, |blocks| {
         let range = blocks.start * BLOCK..channels.min(blocks.end * BLOCK);
         dispatch(cx.isa, Channels { conv, range });

@@ -77,6 +77,11 @@ impl At {
         let mut j = 0;
         // SAFETY: columns below d_v.
         unsafe {
+            // Where registers are enough, rows of the state are read whole, as memory likes it.
+            while L::N >= 16 && j + 8 * L::N <= self.d_v {
+                self.strip::<L, 8>(j, 8 * L::N);
+                j += 8 * L::N;
+            }
             while j + 4 * L::N <= self.d_v {
                 self.strip::<L, 4>(j, 4 * L::N);
                 j += 4 * L::N;

@@ -8,81 +8,108 @@ use crate::cpu::mat::tile_avx512::{Sixteen, TileX512};
 use crate::cpu::mat::tile_x86::{TileX86, prefetch};
 use crate::cpu::mat::{TILE, Weights};
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
+
+/// Sixteen weight rows, group by group.
+pub trait Walk {
+    /// The block format whose arithmetic it is.
+    type Tile: TileX86;
+    /// Calls `f(g, codes, steps)` for every group; vector j of `codes` holds codes 4 j to 4 j + 3, a 32-bit lane per row.
+    ///
+    /// # Safety
+    /// AVX-512 as in the file's kernels; the tile is whole and its rows are readable.
+    unsafe fn each_group(w: &Weights, f: impl FnMut(usize, &[__m512i; 8], &Group16));
+}
+
+/// Blocks as they lie in the file.
+pub struct Filed<T>(PhantomData<T>);
 
 /// See [`crate::cpu::mat::TileFn`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
 pub unsafe fn blocks<T: TileX512>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]) {
     // SAFETY: the promise of `TileFn`; a machine with AVX-512 has AVX2.
     unsafe {
-        match *x {
-            // The last rows of a matrix. The result is the same to the bit.
-            _ if w.n < TILE => avx2::blocks::<T>(w, x, acc),
-            [a] => few::<T, 1>(w, [a], acc),
-            [a, b] => few::<T, 2>(w, [a, b], acc),
-            [a, b, c, d] => few::<T, 4>(w, [a, b, c, d], acc),
-            _ => many::<T>(w, x, acc),
-        }
+        // The last rows of a matrix. The result is the same to the bit.
+        if w.n < TILE { avx2::blocks::<T>(w, x, acc) } else { product::<Filed<T>>(w, x, acc) }
     }
 }
 
-/// Calls `f(g, codes, steps)` for every group.
-///
-/// # Safety
-/// AVX-512 as in the file's kernels; the tile is whole and its rows are readable.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn each_group<T: TileX512>(w: &Weights, mut f: impl FnMut(usize, &[__m512i; 8], &Group16)) {
-    let groups = w.k / GROUP;
-    let mut steps = Steps::new();
-    for first in (0..groups).step_by(CHUNK_GROUPS) {
-        let here = CHUNK_GROUPS.min(groups - first);
-        prefetch(w, TILE * w.row * first / groups, TILE * w.row * (first + here) / groups);
-        let rows = Sixteen { base: w.base.wrapping_add(first / CHUNK_GROUPS * chunk_bytes::<T>()), row: w.row };
-        // SAFETY: the caller's promise; steps were read for the same groups.
-        unsafe {
-            steps.read::<T>(rows, here);
-            let of = |g: usize| Group16 { scale: steps.scale::<T>(g), min: steps.min::<T>(g), sub: steps.sub::<T>(g) };
-            // Some groups at a time: large blocks keep them in parts of the same bytes.
-            if T::FOURS {
-                for g in (0..here).step_by(4) {
-                    for (i, codes) in T::four_columns(rows, g).iter().enumerate() {
-                        f(first + g + i, codes, &of(g + i));
+impl<T: TileX512> Walk for Filed<T> {
+    type Tile = T;
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+    unsafe fn each_group(w: &Weights, mut f: impl FnMut(usize, &[__m512i; 8], &Group16)) {
+        let groups = w.k / GROUP;
+        let mut steps = Steps::new();
+        for first in (0..groups).step_by(CHUNK_GROUPS) {
+            let here = CHUNK_GROUPS.min(groups - first);
+            prefetch(w, TILE * w.row * first / groups, TILE * w.row * (first + here) / groups);
+            let rows = Sixteen { base: w.base.wrapping_add(first / CHUNK_GROUPS * chunk_bytes::<T>()), row: w.row };
+            // SAFETY: the caller's promise; steps were read for the same groups.
+            unsafe {
+                steps.read::<T>(rows, here);
+                let of =
+                    |g: usize| Group16 { scale: steps.scale::<T>(g), min: steps.min::<T>(g), sub: steps.sub::<T>(g) };
+                // Some groups at a time: large blocks keep them in parts of the same bytes.
+                if T::FOURS {
+                    for g in (0..here).step_by(4) {
+                        for (i, codes) in T::four_columns(rows, g).iter().enumerate() {
+                            f(first + g + i, codes, &of(g + i));
+                        }
                     }
+                    continue;
                 }
-                continue;
-            }
-            for g in (0..here / 2 * 2).step_by(2) {
-                let two = T::two_columns(rows, g);
-                f(first + g, &two[0], &of(g));
-                f(first + g + 1, &two[1], &of(g + 1));
-            }
-            if here % 2 == 1 {
-                f(first + here - 1, &T::columns(rows, here - 1), &of(here - 1));
+                for g in (0..here / 2 * 2).step_by(2) {
+                    let two = T::two_columns(rows, g);
+                    f(first + g, &two[0], &of(g));
+                    f(first + g + 1, &two[1], &of(g + 1));
+                }
+                if here % 2 == 1 {
+                    f(first + here - 1, &T::columns(rows, here - 1), &of(here - 1));
+                }
             }
         }
     }
 }
 
 /// The steps of a group, a lane per row.
-struct Group16 {
-    scale: __m512,
-    min: __m512,
-    sub: [__m512i; 2],
+pub struct Group16 {
+    pub scale: __m512,
+    pub min: __m512,
+    pub sub: [__m512i; 2],
 }
 
-/// A few activation rows: sums stay in registers.
+/// Any number of activation rows.
 ///
 /// # Safety
-/// As [`blocks`].
+/// The promise of `TileFn`, with a whole tile.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn few<T: TileX512, const R: usize>(w: &Weights, x: [*const u8; R], acc: &mut [[f32; TILE]]) {
+pub unsafe fn product<W: Walk>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match *x {
+            [a] => few::<W, 1>(w, [a], acc),
+            [a, b] => few::<W, 2>(w, [a, b], acc),
+            [a, b, c, d] => few::<W, 4>(w, [a, b, c, d], acc),
+            _ => many::<W>(w, x, acc),
+        }
+    }
+}
+
+/// A few of them: sums stay in registers.
+///
+/// # Safety
+/// As [`product`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn few<W: Walk, const R: usize>(w: &Weights, x: [*const u8; R], acc: &mut [[f32; TILE]]) {
     let mut sums = [_mm512_setzero_ps(); R];
     // SAFETY: the caller's promise.
     unsafe {
-        each_group::<T>(w, |g, codes, of| {
+        W::each_group(w, |g, codes, of| {
             for (x, sum) in x.iter().zip(&mut sums) {
-                *sum = add::<T>(*sum, codes, of, *x, w.k, g);
+                *sum = add::<W::Tile>(*sum, codes, of, *x, w.k, g);
             }
         });
         for (sum, acc) in sums.iter().zip(acc) {
@@ -91,22 +118,35 @@ unsafe fn few<T: TileX512, const R: usize>(w: &Weights, x: [*const u8; R], acc: 
     }
 }
 
-/// Any number of them.
+/// More of them.
 ///
 /// # Safety
-/// As [`blocks`].
+/// As [`product`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn many<T: TileX512>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]) {
+unsafe fn many<W: Walk>(w: &Weights, x: &[*const u8], acc: &mut [[f32; TILE]]) {
     acc.fill([0.0; TILE]);
     // SAFETY: the caller's promise.
-    unsafe {
-        each_group::<T>(w, |g, codes, of| {
-            for (x, acc) in x.iter().zip(acc.iter_mut()) {
-                let sum = add::<T>(_mm512_loadu_ps(acc.as_ptr()), codes, of, *x, w.k, g);
-                _mm512_storeu_ps(acc.as_mut_ptr(), sum);
-            }
-        });
+    unsafe { W::each_group(w, |g, codes, of| each_row::<W::Tile>((g, codes, of), (x, w.k), acc)) }
+}
+
+/// Adds what group `g` contributes to the sums of activation rows of `k` elements.
+///
+/// # Safety
+/// AVX-512 as in the file's kernels; `x` are rows of `k` elements.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub unsafe fn each_row<T: TileX86>(
+    (g, codes, of): (usize, &[__m512i; 8], &Group16),
+    (x, k): (&[*const u8], usize),
+    acc: &mut [[f32; TILE]],
+) {
+    for (x, acc) in x.iter().zip(acc.iter_mut()) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let sum = add::<T>(_mm512_loadu_ps(acc.as_ptr()), codes, of, *x, k, g);
+            _mm512_storeu_ps(acc.as_mut_ptr(), sum);
+        }
     }
 }
 
@@ -124,8 +164,24 @@ unsafe fn add<T: TileX86>(sum: __m512, z: &[__m512i; 8], s: &Group16, x: *const 
         let dot = dots::<T>(z, &s.sub, [high, high.add(k)], of.sums);
         (of, dot)
     };
+    scaled::<T>(sum, dot, s, of)
+}
+
+/// Adds a group's exact dot products, times their scales.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn scaled<T: TileX86>(sum: __m512, dot: __m512i, s: &Group16, of: quant::Group) -> __m512 {
     let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(s.scale, _mm512_set1_ps(of.d)), sum);
     if T::MIN { _mm512_fmadd_ps(s.min, _mm512_set1_ps(of.dsum), sum) } else { sum }
+}
+
+/// Adds the dot products of a group whose planes' products (high, low) are known and whose codes' offset is still in them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub fn offset_and_scaled<T: TileX86>(sum: __m512, [high, low]: [__m512i; 2], s: &Group16, of: quant::Group) -> __m512 {
+    let dot = _mm512_add_epi32(_mm512_slli_epi32::<{ quant::SHIFT }>(high), low);
+    let dot = _mm512_sub_epi32(dot, _mm512_set1_epi32(T::OFFSET * (of.sums[0] + of.sums[1])));
+    scaled::<T>(sum, dot, s, of)
 }
 
 /// The dot products of one group with one activation row, exact.

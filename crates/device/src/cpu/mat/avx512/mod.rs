@@ -7,6 +7,7 @@
 mod blocks;
 mod decoded;
 mod floats;
+mod interleaved;
 mod planes;
 mod quantise;
 mod steps;
@@ -14,9 +15,10 @@ mod steps;
 use super::tile_avx512::in_lanes;
 use std::arch::x86_64::*;
 
-pub use blocks::blocks;
+pub use blocks::{Filed, Group16, Walk, blocks, each_row, offset_and_scaled};
 pub use decoded::fp8;
 pub use floats::{Bf16, F16, F32, floats};
+pub use interleaved::{Blocks, Interleaved512, interleaved, interleaved_planes};
 pub use planes::planes;
 pub use quantise::quantise;
 

@@ -27,20 +27,15 @@ pub struct Steps(MaybeUninit<Fields>);
 /// AVX-512 as in the file's kernels; 32 bytes are readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn halves(raw: *const [u16; TILE]) -> __m512 {
-    // SAFETY: the caller's promise.
-    _mm512_cvtph_ps(unsafe { _mm256_load_si256(raw.cast()) })
+pub unsafe fn halves(raw: *const [u16; TILE]) -> __m512 {
+    // SAFETY: the caller's promise; the load takes any alignment.
+    _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(raw.cast()) })
 }
 
 /// `2^(e - 128)` of sixteen exponents; 255 is NaN.
-///
-/// # Safety
-/// As [`halves`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn half_powers(raw: *const [u16; TILE]) -> __m512 {
-    // SAFETY: the caller's promise.
-    let e = _mm512_cvtepu16_epi32(unsafe { _mm256_load_si256(raw.cast()) });
+pub fn half_powers(e: __m512i) -> __m512 {
     let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
     // Below 2 the result is subnormal.
     let tiny = _mm512_sllv_epi32(_mm512_set1_epi32(0x0020_0000), e);
@@ -71,7 +66,7 @@ impl Steps {
                     }
                 }
                 Scales::HalfPower { e } => exponents::<T>(rows, groups, &raw mut (*to).raw[0], e),
-                Scales::Six { d } => sixes(rows, d, to),
+                Scales::Six { d } => all_sixes(rows, d, to),
                 Scales::Sub { d, sub } => subs(rows, d, sub, to),
                 Scales::Other if T::GROUPS == 1 => one_by_one::<T>(rows, groups, to),
                 Scales::Other => block_by_block::<T>(rows, to),
@@ -91,7 +86,9 @@ impl Steps {
             match T::SCALES {
                 Scales::F16 { .. } => halves(&raw const (*from).raw[0][g]),
                 Scales::Sub { .. } => halves(&raw const (*from).raw[0][0]),
-                Scales::HalfPower { .. } => half_powers(&raw const (*from).raw[0][g]),
+                Scales::HalfPower { .. } => {
+                    half_powers(_mm512_cvtepu16_epi32(_mm256_load_si256((&raw const (*from).raw[0][g]).cast())))
+                }
                 _ => (*from).scale[g],
             }
         }
@@ -264,21 +261,27 @@ unsafe fn exponents<T: TileX512>(rows: Sixteen, groups: usize, to: *mut [[u16; T
     }
 }
 
+/// Scales and offsets of eight groups, a byte each, from the three packed words (`checkpoint::block::unpack_scales`).
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+pub fn sixes(a: __m512i, b: __m512i, c: __m512i) -> [[__m512i; 2]; 2] {
+    let (nibbles, six) = (_mm512_set1_epi32(0x0F0F_0F0F), _mm512_set1_epi32(0x3F3F_3F3F));
+    // The upper two bits of the last four are at the top of the first four.
+    let top = |v: __m512i| _mm512_and_si512(_mm512_srli_epi32::<2>(v), _mm512_set1_epi32(0x3030_3030));
+    let high = |low: __m512i, v: __m512i| _mm512_or_si512(_mm512_and_si512(low, nibbles), top(v));
+    [[_mm512_and_si512(a, six), high(c, a)], [_mm512_and_si512(b, six), high(_mm512_srli_epi32::<4>(c), b)]]
+}
+
 /// Six-bit scales and offsets times those of the block, for eight groups.
 ///
 /// # Safety
 /// As [`Steps::read`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn sixes(rows: Sixteen, at: usize, to: *mut Fields) {
+unsafe fn all_sixes(rows: Sixteen, at: usize, to: *mut Fields) {
     // SAFETY: the caller's promise.
     let [d, a, b, c] = unsafe { sixteen_bytes(rows, at) };
-    let (nibbles, six) = (_mm512_set1_epi32(0x0F0F_0F0F), _mm512_set1_epi32(0x3F3F_3F3F));
-    // The upper two bits of the last four are at the top of the first four.
-    let top = |v: __m512i| _mm512_and_si512(_mm512_srli_epi32::<2>(v), _mm512_set1_epi32(0x3030_3030));
-    let high = |low: __m512i, v: __m512i| _mm512_or_si512(_mm512_and_si512(low, nibbles), top(v));
-    let scales = [_mm512_and_si512(a, six), high(c, a)];
-    let mins = [_mm512_and_si512(b, six), high(_mm512_srli_epi32::<4>(c), b)];
+    let [scales, mins] = sixes(a, b, c);
     let half = |v: __m512i| _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v));
     let minus = _mm512_xor_ps(half(_mm512_srli_epi32::<16>(d)), _mm512_set1_ps(-0.0));
     for (by, bytes, out) in
