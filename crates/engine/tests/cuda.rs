@@ -167,7 +167,6 @@ fn the_trained_model_says_what_it_says_on_the_cpu() {
     let ask = |kv| Ask { kv: Some(KvSpec::of(kv)), context: Context::Exactly(700), logit_rows: 256, ..Ask::default() };
     let prompt: Vec<u32> = (0..256).map(|i| 300 + i * 37 % 2000).collect();
     let mut failed = Vec::new();
-    let mut plain = 0.0;
     for kv in [KvFormat::F32, KvFormat::Bf16, KvFormat::Q8, KvFormat::Tq4] {
         // Logits of the prompt, read as one or row by row, and of what is decoded behind it.
         let of = |on: On, at_once: bool| {
@@ -186,7 +185,6 @@ fn the_trained_model_says_what_it_says_on_the_cpu() {
         let mut close = |what: &str, at_once: bool, most: f64| {
             let ((a, vocab), (b, _)) = (of(On::Cpu(CpuOptions::default()), at_once), of(On::Cuda(0), at_once));
             let read = prompt.len() * vocab;
-            let mut first = 0.0;
             for (part, a, b) in [("prompt", &a[..read], &b[..read]), ("answer", &a[read..], &b[read..])] {
                 let rows = a.chunks_exact(vocab).zip(b.chunks_exact(vocab));
                 let kl = rows.clone().map(|(a, b)| divergence(a, b)).sum::<f64>() / rows.len() as f64;
@@ -195,21 +193,15 @@ fn the_trained_model_says_what_it_says_on_the_cpu() {
                 if kl >= most || same <= 0.9 {
                     failed.push(format!("{} {what}, {part}", kv.name()));
                 }
-                first = if part == "prompt" { kl } else { first };
             }
-            first
         };
         // Many rows are rounded to bf16 on the way, which is all the difference of a history in f32: one by one they are the CPU's.
         // Four bits make more of it, because what is rounded over a boundary between two of sixteen numbers differs by a whole
-        // step.
-        let most = if kv == KvFormat::Tq4 { 3.0 * plain } else { 5e-3 };
-        let read = close("at once", true, most);
+        // step: 9.1e-3 on an H200, which is more than this allows.
+        close("at once", true, 5e-3);
         match kv {
-            KvFormat::F32 => {
-                plain = read;
-                close("row by row", false, 1e-6);
-            }
-            KvFormat::Tq4 => _ = close("row by row", false, 2e-3),
+            KvFormat::F32 => close("row by row", false, 1e-6),
+            KvFormat::Tq4 => close("row by row", false, 2e-3),
             _ => {}
         }
     }
