@@ -23,9 +23,9 @@ fn check(name: &str, schema: &Value, text: &str) {
     }
 }
 
-/// The first answer that ends by itself, of a few. A toy model may talk in a string until its limit.
+/// The first answer that ends by itself, of some. A toy model may talk in a string until its limit.
 fn ended(s: &Served, body: &Value) -> Option<Value> {
-    (0..4).find_map(|seed| {
+    (0..12).find_map(|seed| {
         let mut body = body.clone();
         body["seed"] = seed.into();
         let r = s.json("/v1/chat/completions", &body);
@@ -103,12 +103,11 @@ mod long {
         let ended = answers(&served("qwen3"), &all);
         println!("{ended} of {} answers ended, all valid", all.len());
         assert!(ended * 10 >= all.len() * 9, "{ended}");
-        // Answers have no dialect; calls have. Where strings are not quoted the toy model talks on in more of them.
-        for (dialect, taken, least) in [("qwen3", 48, 0.8), ("qwen3.5", 40, 0.5), ("gemma4", 40, 0.5), ("glm", 40, 0.5)]
-        {
+        // Answers have no dialect; calls have.
+        for (dialect, taken) in [("qwen3", 48), ("qwen3.5", 40), ("gemma4", 40), ("glm", 40)] {
             let (called, of) = calls(&served(dialect), &all);
             println!("{dialect}: {called} of {of} calls ended, all valid");
-            assert!(of >= taken && called as f64 >= of as f64 * least, "{dialect}: {called} of {of}");
+            assert!(of >= taken && called * 10 >= of * 8, "{dialect}: {called} of {of}");
         }
     }
 }
