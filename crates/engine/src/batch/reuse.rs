@@ -112,7 +112,9 @@ impl Reuse {
             let Some(disk) = &mut self.disk else { break };
             match disk.take_up(exec, &job.prompt, &route, self.how.park) {
                 Ok(Some(found)) => {
-                    let before = known.into_iter().take(found.ids.len().div_ceil(256) - found.pages.len());
+                    let before = known
+                        .into_iter()
+                        .take(memory::pages::pages_for(found.ids.len() as u32) as usize - found.pages.len());
                     self.insert(
                         exec,
                         job,

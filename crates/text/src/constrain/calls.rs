@@ -49,6 +49,11 @@ pub enum Choice<'a> {
 const MAX_RELAXED: usize = 64;
 /// White space between parts, never needed.
 const SPACE: &str = r"/[ \n\t]{1,8}/?";
+/// Keywords that say something of an object as a whole, which notations of one argument after the other cannot be held to.
+pub(super) const WHOLE_OBJECT: [&str; 6] =
+    ["anyOf", "oneOf", "allOf", "patternProperties", "minProperties", "maxProperties"];
+/// Why a keyword is not enforced.
+pub(super) const NOT_JSON: &str = "not enforced where calls are not written in JSON";
 /// Names of parameters that a schema does not name.
 const KEY: &str = r"[A-Za-z_][A-Za-z0-9_.\-]{0,62}";
 
@@ -87,7 +92,7 @@ fn calls_or(
     for tool in chosen(t)? {
         tools.push((tool.name.as_str(), enforceable(tool, vocabulary, warnings)?, tool.strict));
     }
-    let mut w = Writer { lark: &mut lark, warnings };
+    let mut w = Writer { lark: &mut lark, warnings, strict: false, refused: None };
     let auto = t.choice == Choice::Auto;
     let calls = match &compiled.syntax.calls {
         Calls::None => return Err(Error::Grammar("this model's dialect has no tool calls".into())),
@@ -97,7 +102,7 @@ fn calls_or(
         }
         Calls::Tagged(shape) => {
             w.lark.tight = true;
-            w.tagged(shape, &tools, t.parallel)?
+            w.tagged(shape, &tools, t.parallel)
         }
         Calls::Json(shape) => {
             let close = compiled.syntax.strays.first().copied();
@@ -105,6 +110,9 @@ fn calls_or(
         }
         Calls::Gemma => w.gemma(&tools, t.parallel),
     };
+    if let Some(Warning { path, keyword, why }) = w.refused {
+        return Err(Error::Schema { path, keyword, what: why });
+    }
     let must = format!("{SPACE} {} {}", lark.literal(calls.opener), calls.rest);
     let body = match (auto, calls.opener) {
         (false, _) => must,
@@ -238,7 +246,11 @@ type Chosen<'a> = (&'a str, Value, bool);
 
 pub(super) struct Writer<'l, 'm> {
     pub lark: &'l mut Lark<'m>,
-    pub warnings: &'l mut Vec<Warning>,
+    warnings: &'l mut Vec<Warning>,
+    /// Whether the tool that is written is to be held to all of its schema.
+    strict: bool,
+    /// The first thing to which a strict tool cannot be held in this notation.
+    refused: Option<Warning>,
 }
 
 impl Writer<'_, '_> {
@@ -302,7 +314,8 @@ impl Writer<'_, '_> {
 
     fn gemma(&mut self, tools: &[Chosen<'_>], parallel: bool) -> Written {
         let mut options = Vec::new();
-        for (name, schema, _) in tools {
+        for (name, schema, strict) in tools {
+            self.strict = *strict;
             let args = Gemma::new(self, schema, name).object(schema);
             options.push(format!("{} {args}", quoted(&format!("call:{name}"))));
         }
@@ -313,11 +326,12 @@ impl Writer<'_, '_> {
         Written { opener: "<|tool_call>", rest: format!("{one} {close} {more}") }
     }
 
-    fn tagged(&mut self, p: &Tagged, tools: &[Chosen<'_>], parallel: bool) -> Result<Written> {
+    fn tagged(&mut self, p: &Tagged, tools: &[Chosen<'_>], parallel: bool) -> Written {
         let loose = p.call_end.is_empty();
         let mut options = Vec::new();
         for (name, schema, strict) in tools {
-            let params = self.params(p, name, schema, *strict)?;
+            self.strict = *strict;
+            let params = self.params(p, name, schema);
             let head = if loose { (*name).to_owned() } else { format!("{}{name}{}\n", p.call, p.name_end) };
             let head = self.lark.literal(&head);
             let end = if loose { String::new() } else { self.lark.literal(&format!("{}\n", p.call_end)) };
@@ -332,11 +346,11 @@ impl Writer<'_, '_> {
             (_, false) => format!("{nl} {one} {close}"),
             (false, true) => format!("{nl} {one} {close} (\"\\n\" {open} {nl} {one} {close})*"),
         };
-        Ok(Written { opener: p.open, rest })
+        Written { opener: p.open, rest }
     }
 
     /// The parameters of a call, in the schema's order.
-    fn params(&mut self, p: &Tagged, tool: &str, schema: &Value, strict: bool) -> Result<String> {
+    fn params(&mut self, p: &Tagged, tool: &str, schema: &Value) -> String {
         let root = schema;
         let mut object = schema;
         for _ in 0..8 {
@@ -345,14 +359,8 @@ impl Writer<'_, '_> {
                 None => break,
             }
         }
-        if let Some(key) =
-            ["anyOf", "oneOf", "allOf", "patternProperties", "minProperties"].iter().find(|k| object.get(**k).is_some())
-        {
-            let why = "not enforced where calls are not written in JSON";
-            if strict {
-                return Err(Error::Schema { path: tool.into(), keyword: (*key).into(), what: why.into() });
-            }
-            self.warn(tool, key, why);
+        if let Some(key) = WHOLE_OBJECT.iter().find(|k| object.get(**k).is_some()) {
+            self.warn(tool, key, NOT_JSON);
         }
         let empty = Map::new();
         let properties = object.get("properties").and_then(Value::as_object).unwrap_or(&empty);
@@ -371,7 +379,7 @@ impl Writer<'_, '_> {
             let param = self.param(p, None, s, root, &format!("{tool}/additionalProperties"));
             out.push(format!("{param}*"));
         }
-        Ok(out.join(" "))
+        out.join(" ")
     }
 
     /// One parameter, with a given name or any.
@@ -432,7 +440,9 @@ impl Writer<'_, '_> {
 
     pub fn warn(&mut self, path: &str, keyword: &str, why: &str) {
         let w = Warning { path: path.into(), keyword: keyword.into(), why: why.into() };
-        if !self.warnings.contains(&w) {
+        if self.strict {
+            self.refused.get_or_insert(w);
+        } else if !self.warnings.contains(&w) {
             self.warnings.push(w);
         }
     }

@@ -2,14 +2,19 @@
 
 use std::collections::HashMap;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::{calls::Writer, lark::quoted};
+use super::{
+    calls::{NOT_JSON, WHOLE_OBJECT, Writer},
+    lark::quoted,
+    schema::standalone,
+};
 use crate::dialect::schema::{Types, types_of};
 
 const QUOTE: &str = "<|\"|>";
-const INTEGER: &str = r"/-?(0|[1-9][0-9]{0,17})/";
 const NUMBER: &str = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/";
+/// Types that this notation writes as JSON does.
+const SCALARS: Types = Types::NUMBER.or(Types::INTEGER).or(Types::BOOLEAN).or(Types::NULL);
 const KEY: &str = r"/[A-Za-z_][A-Za-z0-9_\-]{0,62}/";
 
 /// Turns one tool's schema into rules.
@@ -29,6 +34,11 @@ impl<'w, 'l, 'm, 's> Gemma<'w, 'l, 'm, 's> {
 
     /// A value, as the name of a rule.
     fn value(&mut self, s: &Value) -> String {
+        // Numbers, true, false and null are written as in JSON, so all that a schema says of them holds.
+        let types = types_of(s, self.root);
+        if types != Types::NONE && types.only(SCALARS) {
+            return self.w.lark.json(&standalone(s, self.root));
+        }
         if let Some(r) = s.get("$ref").and_then(Value::as_str) {
             return self.reference(r);
         }
@@ -50,30 +60,17 @@ impl<'w, 'l, 'm, 's> Gemma<'w, 'l, 'm, 's> {
             }
             return self.value(&list[0]);
         }
-        let types = types_of(s, self.root);
         if types == Types::ANY {
             return self.anything();
-        }
-        for key in ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"] {
-            if s.get(key).is_some() && types.has(Types::NUMBER.or(Types::INTEGER)) {
-                self.warn(key);
-            }
         }
         let mut options = Vec::new();
         if types.has(Types::STRING) {
             let body = self.w.string(s, self.root, self.path);
             options.push(self.text(&body));
         }
-        if types.has(Types::NUMBER) {
-            options.push(NUMBER.into());
-        } else if types.has(Types::INTEGER) {
-            options.push(INTEGER.into());
-        }
-        if types.has(Types::BOOLEAN) {
-            options.push("\"true\" | \"false\"".into());
-        }
-        if types.has(Types::NULL) {
-            options.push("\"null\"".into());
+        if types.has(SCALARS) {
+            let names: Vec<&str> = types.and(SCALARS).names().collect();
+            options.push(self.w.lark.json(&standalone(&json!({"allOf": [s, {"type": names}]}), self.root)));
         }
         if types.has(Types::ARRAY) {
             options.push(self.array(s));
@@ -85,7 +82,7 @@ impl<'w, 'l, 'm, 's> Gemma<'w, 'l, 'm, 's> {
     }
 
     fn warn(&mut self, keyword: &str) {
-        self.w.warn(self.path, keyword, "not enforced in this dialect's notation");
+        self.w.warn(self.path, keyword, NOT_JSON);
     }
 
     fn text(&mut self, body: &str) -> String {
@@ -159,7 +156,7 @@ impl<'w, 'l, 'm, 's> Gemma<'w, 'l, 'm, 's> {
                 None => break,
             }
         }
-        for key in ["patternProperties", "minProperties", "maxProperties"] {
+        for key in WHOLE_OBJECT {
             if s.get(key).is_some() {
                 self.warn(key);
             }

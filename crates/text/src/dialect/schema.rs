@@ -45,12 +45,17 @@ impl Types {
         self.0 & other.0 != 0
     }
 
-    pub fn or(self, other: Self) -> Self {
+    pub const fn or(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    fn and(self, other: Self) -> Self {
+    pub fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
+    }
+
+    /// Whether it has no others than these.
+    pub fn only(self, these: Self) -> bool {
+        self.0 & !these.0 == 0
     }
 
     pub fn without_string(self) -> Self {

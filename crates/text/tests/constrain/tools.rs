@@ -242,6 +242,67 @@ fn what_a_tool_asks_in_vain_is_relaxed_with_a_warning() {
 }
 
 #[test]
+fn numbers_keep_their_bounds_in_every_notation() {
+    let schema = json!({"type": "object", "properties": {
+        "n": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 9}, {"type": "null"}]},
+        "r": {"$ref": "#/properties/n/anyOf/0"},
+    }, "required": ["n", "r"], "additionalProperties": false});
+    let written: [(&str, fn(i32, i32) -> String); 3] = [
+        ("qwen3", |n, r| {
+            let call = format!("{{\"name\": \"t\", \"arguments\": {{\"n\": {n}, \"r\": {r}}}}}");
+            format!("<tool_call>\n{call}\n</tool_call>")
+        }),
+        ("qwen3.5", |n, r| {
+            let one = |k: &str, v: i32| format!("<parameter={k}>\n{v}\n</parameter>\n");
+            format!("<tool_call>\n<function=t>\n{}{}</function>\n</tool_call>", one("n", n), one("r", r))
+        }),
+        ("gemma4", |n, r| format!("<|tool_call>call:t{{n:{n},r:{r}}}<tool_call|>")),
+    ];
+    let taken = |dialect: &str, schema: &Value, call: &str| {
+        let tools = [tool("t", schema.clone())];
+        let mut m = build(dialect, true, &tools, Choice::Required, false, Reasoning::Off).unwrap();
+        assert!(m.warnings().is_empty(), "{dialect}");
+        accepts(&mut m, tokenizer(true), call)
+    };
+    for (dialect, call) in written {
+        assert!(taken(dialect, &schema, &call(1, 9)), "{dialect}");
+        assert!(!taken(dialect, &schema, &call(0, 9)) && !taken(dialect, &schema, &call(1, 10)), "{dialect}");
+    }
+    // Beside strings, which Gemma 4 quotes.
+    let mixed = json!({"type": "object", "properties": {"s": {"type": ["string", "integer"], "maximum": 5}},
+        "required": ["s"], "additionalProperties": false});
+    let gemma = |s: &str| taken("gemma4", &mixed, &format!("<|tool_call>call:t{{s:{s}}}<tool_call|>"));
+    assert!(gemma("5") && gemma("<|\"|>6<|\"|>") && !gemma("6"));
+}
+
+#[test]
+fn what_a_notation_cannot_hold_a_strict_tool_to_is_an_error() {
+    let object = |s: Value| json!({"type": "object", "properties": {"a": s}, "required": ["a"]});
+    let named = json!({"type": "object", "patternProperties": {"^x": {"type": "integer"}}});
+    let pair = object(json!({"type": "array", "prefixItems": [{"type": "integer"}], "items": {"type": "null"}}));
+    let both = object(json!({"type": "string", "format": "date", "pattern": "^2"}));
+    for (dialect, schema, wanted) in [
+        ("qwen3.5", &named, "patternProperties"),
+        ("gemma4", &named, "patternProperties"),
+        ("gemma4", &pair, "prefixItems"),
+        ("qwen3.5", &both, "format"),
+        ("gemma4", &both, "format"),
+    ] {
+        let of = |strict: bool| {
+            let t = [Tool { name: "t".into(), parameters: schema.clone(), strict }];
+            build(dialect, true, &t, Choice::Required, false, Reasoning::Off)
+        };
+        assert!(
+            matches!(of(true), Err(Error::Schema { keyword, .. }) if keyword == wanted),
+            "{dialect} {wanted} {:?}",
+            of(true).err()
+        );
+        let lax = of(false).unwrap();
+        assert_eq!(lax.warnings().len(), 1, "{dialect} {wanted}");
+    }
+}
+
+#[test]
 fn sixty_tools_at_once() {
     let tools: Vec<Tool> = (0..60)
         .map(|i| tool(&format!("tool_{i}"), json!({"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}}, "required": ["text"]})))
