@@ -247,7 +247,8 @@ fn numbers_keep_their_bounds_in_every_notation() {
         "n": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 9}, {"type": "null"}]},
         "r": {"$ref": "#/properties/n/anyOf/0"},
     }, "required": ["n", "r"], "additionalProperties": false});
-    let written: [(&str, fn(i32, i32) -> String); 3] = [
+    type Written = fn(i32, i32) -> String;
+    let written: [(&str, Written); 3] = [
         ("qwen3", |n, r| {
             let call = format!("{{\"name\": \"t\", \"arguments\": {{\"n\": {n}, \"r\": {r}}}}}");
             format!("<tool_call>\n{call}\n</tool_call>")
