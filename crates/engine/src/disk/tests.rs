@@ -213,12 +213,16 @@ fn what_was_used_longest_ago_goes_first_and_the_size_is_kept() {
     let all = names(shelf.dir());
     assert_eq!((all.len(), all.contains(&"README".to_owned())), (11, true), "{all:?}: the stale one is gone");
     assert_eq!(figures.files.load(std::sync::atomic::Ordering::Relaxed), 10);
-    // The first is used again, so the second is the oldest now.
     let name = |i: u32| match page(&shelf, 1000 * i, 1) {
         Work::Page(h, _) => h.name(),
         _ => unreachable!(),
     };
-    std::thread::sleep(std::time::Duration::from_millis(20));
+    // Files written within one tick of the system's clock have the same time: here each has its own.
+    for i in 0..10 {
+        let file = std::fs::File::open(shelf.dir().join(name(i).file())).unwrap();
+        file.set_modified(hour + std::time::Duration::from_secs(u64::from(i))).unwrap();
+    }
+    // The first is used again, so the second is the oldest now.
     let figures = write_all(vec![Work::Used(vec![name(0)]), page(&shelf, 90_000, 1)]);
     let all = names(shelf.dir());
     assert!(all.contains(&name(0).file()) && !all.contains(&name(1).file()), "{all:?}");
