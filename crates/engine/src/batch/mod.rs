@@ -201,12 +201,14 @@ impl Batch {
         let layered = matches!(self.exec.plan().order, Order::LayerOuter { .. });
         let streams = self.exec.cache_figures().is_some();
         job.marks = if streams && !layered { Vec::new() } else { marks(&job.marks, prompt, self.reuse.exact()) };
-        let cuts: &[u32] = match (layered, job.marks.last()) {
-            (false, _) => &job.marks,
+        let cuts: &[u32] = match job.marks.last() {
+            // These go on anywhere.
+            _ if !self.exec.needs_snapshots() => &[],
+            _ if !layered => &job.marks,
             // The next turn most likely goes on at the last of them, where a slice more costs less than reading up to 63 ids
             // again.
-            (true, Some(last)) if !streams && !self.reuse.exact() => std::slice::from_ref(last),
-            (true, _) => &[],
+            Some(last) if !streams && !self.reuse.exact() => std::slice::from_ref(last),
+            _ => &[],
         };
         let id = Id(self.next);
         let ask = Ask { prompt, most: job.max_tokens, drafts: job.drafts() };

@@ -17,9 +17,6 @@ const MEASURE: u32 = 64;
 /// Share of the most that is kept when room must be made, in hundredths.
 const KEEP: u64 = 90;
 
-/// The niceness of the thread: 0, which asks for itself, means the calling one here.
-const LAST: i32 = 19;
-
 /// What to do.
 pub enum Work {
     /// A page, whose bytes were copied; the buffer comes back.
@@ -76,9 +73,6 @@ impl Writer {
         let told = Arc::clone(&figures);
         let mut files = Files { root: at.dir.clone(), dir: dir.into(), most: at.most, total: 0, since: MEASURE };
         let work = move || {
-            // Whoever computes goes first: on all cores at once, and every step waits for the last of them. Where this is not
-            // allowed it is no worse than without.
-            let _ = rustix::process::setpriority_process(None, LAST);
             while let Ok(work) = taken.recv() {
                 let wrote = match work {
                     Work::Page(head, bytes) => {
