@@ -2,7 +2,6 @@
 
 use engine::batch::{AtEnd, Batch, Job, Keeping, Park, Sharing, Sink, Steer, Told};
 use engine::open::On;
-use engine::prefix::{Owner, Role};
 use engine::{Ask, Finish, Model, OpenOptions, Sampling};
 use std::sync::{Arc, Mutex};
 use text::constrain::{Constraint, Matcher, Reasoning};

@@ -107,11 +107,11 @@ impl Costs {
     }
     /// Seconds of a decoding step: rows share the weights, so more of them are at most in proportion.
     pub(super) fn decode_s(&self, rows: u32) -> Option<f64> {
-        step_s(&self.decode, rows).or_else(|| step_s(&self.behind, rows))
+        step_s(&self.decode, &self.behind, rows)
     }
     /// The same right behind a slice of a prompt.
     pub(super) fn behind_s(&self, rows: u32) -> Option<f64> {
-        step_s(&self.behind, rows).or_else(|| step_s(&self.decode, rows))
+        step_s(&self.behind, &self.decode, rows)
     }
     /// Seconds of a round.
     pub(super) fn round_s(&self, drafts: u32) -> Option<f64> {
@@ -156,7 +156,10 @@ impl Costs {
     }
 }
 
-fn step_s(seen: &[Last], rows: u32) -> Option<f64> {
-    let seen: Vec<_> = seen.iter().map(Last::median).collect();
-    near(&seen, rows as usize, |at, n| if n > at { n as f64 / at.max(1) as f64 } else { 1.0 })
+/// Seconds of a step of so many rows: of those `seen`, else of the `others`.
+fn step_s(seen: &[Last], others: &[Last], rows: u32) -> Option<f64> {
+    let median = |list: &[Last], i: usize| list.get(i).and_then(Last::median);
+    let all: Vec<_> =
+        (0..seen.len().max(others.len())).map(|i| median(seen, i).or_else(|| median(others, i))).collect();
+    near(&all, rows as usize, |at, n| if n > at { n as f64 / at.max(1) as f64 } else { 1.0 })
 }

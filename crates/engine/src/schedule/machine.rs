@@ -179,8 +179,7 @@ impl Schedule {
             (Some(r), 0) => self.read(r, None),
             (Some(r), n) if self.answered => {
                 let (token, need) = (self.token(n as u32), self.need(r));
-                let under_way = matches!(self.running[r].phase, Phase::Reading { slice: Some(_) });
-                match self.pace.budget(token, need, under_way) {
+                match self.pace.budget(token, need) {
                     Some(budget) => self.read(r, Some(budget)),
                     None => self.decode(n),
                 }

@@ -69,14 +69,13 @@ impl Default for Pace {
 
 impl Pace {
     /// Seconds that a piece of the prompt may take now, where the least takes `need`, as far as that is known; `None`: the
-    /// answers go first. The least piece may be more than that. Of a slice under way no piece can be smaller than planned.
-    pub fn budget(&mut self, t: Token, need: Option<f64>, under_way: bool) -> Option<f64> {
+    /// answers go first. The least piece may be more than that.
+    pub fn budget(&mut self, t: Token, need: Option<f64>) -> Option<f64> {
         let fits = t.spare() * self.margin;
-        let most = if under_way { t.spare() } else { fits };
         self.long = false;
         match need {
             None => Some(0.0),
-            Some(s) if s <= most => Some(fits),
+            Some(s) if s <= fits => Some(fits),
             Some(_) if self.short + 1 >= ONE_IN && self.saved >= 0.0 => {
                 self.long = true;
                 Some(self.saved.min(LONGEST.max(t.now * LEAST * f64::from(ONE_IN))))
