@@ -26,6 +26,31 @@ fn main() {
             show(&name, d as u64 + 2 * (d / group) as u64, d, &|x, y| even_steps(x, y, group, rotated));
         }
     }
+    println!("\nhow far apart what is kept of two vectors is that differ by as much (d = 256)");
+    println!("{:<10} {:>9} {:>9} {:>9}", "they differ by", "bf16", "q8", "tq4");
+    for noise in [2f32.powi(-10), 2f32.powi(-9), 2f32.powi(-8), 2f32.powi(-7), 2f32.powi(-6)] {
+        let [a, b, c] = [KvFormat::Bf16, KvFormat::Q8, KvFormat::Tq4].map(|fmt| 100.0 * apart(fmt, noise));
+        println!("{:>13.3}% {a:>8.3}% {b:>8.3}% {c:>8.3}%", 100.0 * noise);
+    }
+}
+
+/// Root mean squared difference of what a format keeps of normal vectors and of what it keeps of them with noise of this size.
+fn apart(fmt: KvFormat, noise: f32) -> f64 {
+    const D: usize = 256;
+    let (mut draw, signs, mut sum) = (Draw(2), Signs::new(3, 0, 1), 0.0);
+    let kept = |x: &[f32]| {
+        let (mut codes, mut y) = (vec![0; fmt.code_bytes(D as u32) as usize], vec![0.0; D]);
+        let scale = encode(fmt, &signs, x, &mut codes);
+        decode(fmt, &signs, &codes, scale.unwrap_or(f16::ONE), &mut y);
+        y
+    };
+    for _ in 0..VECTORS {
+        let x: Vec<f32> = (0..D).map(|_| draw.normal()).collect();
+        let near: Vec<f32> = x.iter().map(|x| x + noise * draw.normal()).collect();
+        let off: f32 = kept(&x).iter().zip(kept(&near)).map(|(a, b)| (a - b).powi(2)).sum();
+        sum += (off / x.iter().map(|x| x * x).sum::<f32>()) as f64;
+    }
+    (sum / VECTORS as f64).sqrt()
 }
 
 fn even_steps(x: &[f32], y: &mut [f32], group: usize, rotated: bool) {

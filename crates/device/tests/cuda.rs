@@ -9,7 +9,7 @@ use common::backends::SIZES;
 use common::{Case, cases, grid, grid_within, history, recurrent};
 use device::cuda::Cuda;
 use device::{
-    Acc, Device, ExpertBias, ExpertMats, Glu, GraphKey, Layout, MatSet, Op, Part, Pick, Routing, RowClass, View, split,
+    Acc, ActFn, Device, ExpertBias, ExpertMats, Glu, GraphKey, Layout, MatSet, Op, Pairing, Part, Pick, Rope, Routing, RowClass, View, split,
     tolerance,
 };
 use kit::{Rig, Rng, Weights, met_by, product};
@@ -245,6 +245,62 @@ fn a_row_has_the_same_bits_in_any_company() {
                 let part = linear(&mut rig, &x[first * k..(first + some) * k], &w, class);
                 assert_eq!(bits(&all[first * n..(first + some) * n]), bits(&part), "{dtype} {class:?} {first} {some}");
             }
+        }
+    }
+}
+
+/// Matrices that stream through shared memory: stages and tiles that do not divide evenly among warps and blocks, rows in any company.
+#[test]
+fn products_that_stream_their_weights() {
+    let Some(dev) = cuda() else { return };
+    let (mut rig, mut rng) = (Rig::new(dev), Rng(11));
+    for dtype in [Block::Q4_0, Block::Mxfp4].map(DType::Block) {
+        for (n, k) in [(16, 1024), (48, 1280), (80, 2048), (112, 2304), (32, 5120), (33008, 1024)] {
+            let (w, x) = (Weights::random(&mut rng, dtype, n, k), rng.values(9 * k));
+            let all = linear(&mut rig, &x, &w, RowClass::Few);
+            close(&all, &product(&met_by(dtype, &x), &w), tolerance::LINEAR_BLOCK, &format!("{dtype} [{n}, {k}]"));
+            for (first, some) in [(0, 1), (8, 1), (3, 2), (5, 3), (1, 4), (2, 5)] {
+                let part = linear(&mut rig, &x[first * k..(first + some) * k], &w, RowClass::Few);
+                assert_eq!(bits(&all[first * n..(first + some) * n]), bits(&part), "{dtype} [{n}, {k}] {first} {some}");
+            }
+        }
+    }
+}
+
+/// A norm of heads goes with what turns or gates its rows next, to the same bits.
+#[test]
+fn norms_that_wait_for_what_comes_next() {
+    let Some(dev) = cuda() else { return };
+    let (mut rig, mut rng) = (Rig::new(dev), Rng(12));
+    for (d, heads, class) in [(64, 3, RowClass::Few), (128, 6, RowClass::Few), (256, 2, RowClass::Many), (20, 3, RowClass::Few)] {
+        let (cols, rows) = (d * heads, 5);
+        let (x, g, w) = (rng.values(rows * cols), rng.values(rows * cols), rng.values(d));
+        let pos = rig.ints(&[0, 7, 8, 900, 3], 1);
+        let inv_freq = rig.floats(&(0..d / 4).map(|i| 0.5f32.powi(i as i32)).collect::<Vec<_>>(), d / 4).buf;
+        let rope = Rope { pairing: Pairing::Half, dims: d as u32 / 2, inv_freq, factor: 1.0 };
+        let down = rig.load(&Weights::random(&mut rng, DType::Block(Block::Q4_0), 16, cols.next_multiple_of(32)));
+        let w = Some(rig.floats(&w, d).buf);
+        for gated in [false, true] {
+            let mut run = |together: bool| {
+                let flat = rig.floats(&x, cols);
+                let (x, g) = (flat.heads(heads as u32), rig.floats(&g, cols).heads(heads as u32));
+                let out = rig.floats(&[0.0; 5 * 16], 16);
+                rig.dev.step_begins(class);
+                rig.dev.run(Op::RmsNorm { out: x, x, w, eps: 1e-6 }).unwrap();
+                if !together {
+                    rig.read(flat);
+                }
+                let next = if gated { Op::Gate { x, g, act: ActFn::Silu } } else { Op::Rope { x, pos, rope } };
+                rig.dev.run(next).unwrap();
+                // Its codes, where it leaves any.
+                if cols % 32 == 0 {
+                    rig.dev.run(Op::Linear { out, x: flat, w: down, bias: None, add: false, class: RowClass::Few }).unwrap();
+                }
+                rig.dev.step_ends();
+                [rig.read(flat), rig.read(out)].concat()
+            };
+            let (apart, together) = (run(false), run(true));
+            assert_eq!(bits(&apart), bits(&together), "{heads} heads of {d}, {class:?}, gated: {gated}");
         }
     }
 }

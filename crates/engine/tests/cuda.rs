@@ -167,6 +167,12 @@ fn the_trained_model_says_what_it_says_on_the_cpu() {
     let ask = |kv| Ask { kv: Some(KvSpec::of(kv)), context: Context::Exactly(700), logit_rows: 256, ..Ask::default() };
     let prompt: Vec<u32> = (0..256).map(|i| 300 + i * 37 % 2000).collect();
     let mut failed = Vec::new();
+    let mean = |a: &[f32], b: &[f32], vocab: usize| {
+        let rows = a.chunks_exact(vocab).zip(b.chunks_exact(vocab));
+        rows.clone().map(|(a, b)| divergence(a, b)).sum::<f64>() / rows.len() as f64
+    };
+    // What the CPU says over a history in f32, read at once.
+    let mut exact = Vec::new();
     for kv in [KvFormat::F32, KvFormat::Bf16, KvFormat::Q8, KvFormat::Tq4] {
         // Logits of the prompt, read as one or row by row, and of what is decoded behind it.
         let of = |on: On, at_once: bool| {
@@ -184,20 +190,24 @@ fn the_trained_model_says_what_it_says_on_the_cpu() {
         };
         let mut close = |what: &str, at_once: bool, most: f64| {
             let ((a, vocab), (b, _)) = (of(On::Cpu(CpuOptions::default()), at_once), of(On::Cuda(0), at_once));
+            if exact.is_empty() {
+                exact = a.clone();
+            }
             let read = prompt.len() * vocab;
-            for (part, a, b) in [("prompt", &a[..read], &b[..read]), ("answer", &a[read..], &b[read..])] {
-                let rows = a.chunks_exact(vocab).zip(b.chunks_exact(vocab));
-                let kl = rows.clone().map(|(a, b)| divergence(a, b)).sum::<f64>() / rows.len() as f64;
+            let parts = [("prompt", 0..read), ("answer", read..a.len())];
+            for (part, at) in parts {
+                let (kl, own) = (mean(&a[at.clone()], &b[at.clone()], vocab), mean(&exact[at.clone()], &a[at.clone()], vocab));
+                let rows = a[at.clone()].chunks_exact(vocab).zip(b[at].chunks_exact(vocab));
                 let same = rows.clone().filter(|(a, b)| argmax(a) == argmax(b)).count() as f64 / rows.len() as f64;
-                eprintln!("{} {what}, {part}: KL {kl:.2e}, likeliest equal {same:.3}", kv.name());
-                if kl >= most || same <= 0.9 {
+                eprintln!("{} {what}, {part}: KL {kl:.2e}, likeliest equal {same:.3}; on the CPU from f32 {own:.2e}", kv.name());
+                let more = if at_once && kv == KvFormat::Tq4 { own * JUMPS } else { 0.0 };
+                if kl >= most + more || same <= 0.9 {
                     failed.push(format!("{} {what}, {part}", kv.name()));
                 }
             }
         };
         // Many rows are rounded to bf16 on the way, which is all the difference of a history in f32: one by one they are the CPU's.
-        // Four bits make more of it, because what is rounded over a boundary between two of sixteen numbers differs by a whole
-        // step: 9.1e-3 on an H200, which is more than this allows.
+        // Four bits make more of it: see `JUMPS`.
         close("at once", true, 5e-3);
         match kv {
             KvFormat::F32 => close("row by row", false, 1e-6),
@@ -207,6 +217,11 @@ fn the_trained_model_says_what_it_says_on_the_cpu() {
     }
     assert!(failed.is_empty(), "{failed:?}");
 }
+
+/// What roundings of 2^-7 to 2^-8 ahead of it become in a history of four bits, as a share of what four bits cost anyhow: a number
+/// that is rounded over a boundary between two of sixteen differs by a whole step, so that keys and values then differ by 3 to 4%
+/// (`cargo run --release -p device --example kv_error`), a tenth to a fifth of the squared 9.8% that four bits are off themselves.
+const JUMPS: f64 = 0.2;
 
 /// Kullback-Leibler divergence of what `b` says from what `a` says, in nats.
 fn divergence(a: &[f32], b: &[f32]) -> f64 {

@@ -3,7 +3,7 @@
 use super::driver::Ptr;
 
 /// `View` of common.cuh.
-#[derive(Copy, Clone)]
+#[derive(Copy, Clone, PartialEq)]
 #[repr(C)]
 pub struct View {
     pub p: Ptr,
@@ -111,6 +111,8 @@ args! {
     Norm { out: View, x: View, w: Ptr, to: Fifteen, eps: f32, pad: i32 }
     Rope { x: View, pos: View, inv_freq: Ptr, dims: i32, adjacent: i32, factor: f32 }
     Gate { x: View, g: View, to: Fifteen, act: i32, pad: i32 }
+    NormRope { norm: Norm, rope: Rope }
+    NormGate { norm: Norm, gate: Gate }
     Glu { out: View, gate: View, up: View, to: Fifteen, glu: GluKind, pad: i32 }
     Scale { x: View, by: Ptr, wide: i32, pad: i32 }
     Softcap { x: View, cap: f32, pad: i32 }
@@ -133,7 +135,7 @@ args! {
     Quant { x: View, to: Fifteen }
     /// One matrix of a set.
     One { out: View, w: Mat, bias: Ptr, add: i32, first: i32 }
-    Set { x: View, q: Fifteen, m: [One; SET], rows: i32, count: i32 }
+    Set { x: View, q: Fifteen, m: [One; SET], rows: i32, count: i32, blocks: i32, pad: i32 }
     Embed { out: View, ids: View, table: Mat, scale: f32 }
     GateUp {
         mid: View, h: View, q: Fifteen, to: Fifteen, gate: MatSet, up: MatSet, c: Chosen,
@@ -150,6 +152,6 @@ args! {
     Append { st: Stream, rows: Rows, k: View, v: View }
     Attention {
         out: View, q: View, st: Stream, rows: Rows, scale: f32, window: i32, since: i32,
-        sinks: Ptr, scratch: Ptr, room: i32, whole: i32, pad: i32,
+        sinks: Ptr, scratch: Ptr, room: i32, whole: i32, most: i32,
     }
 }

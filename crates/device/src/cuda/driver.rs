@@ -314,6 +314,13 @@ impl Context {
         let a = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         cu!(cuFuncSetAttribute(k.0, a, bytes as c_int))
     }
+    /// Blocks of a kernel that a multiprocessor takes at a time.
+    pub fn at_once(&self, k: Kernel, threads: u32, shared: u32) -> Result<u32> {
+        self.enter()?;
+        let mut n = 0;
+        cu!(cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut n, k.0, threads as c_int, shared as usize))?;
+        Ok(n.max(0) as u32)
+    }
     /// Enqueues a kernel with one struct as its argument.
     pub fn launch<A>(&self, k: Kernel, grid: [u32; 3], block: u32, shared: u32, args: &A) -> Result<()> {
         self.enter()?;

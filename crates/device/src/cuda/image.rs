@@ -122,8 +122,10 @@ mod tests {
         };
         let all = names(90);
         assert!(all.len() >= 9);
+        // Weights stream on 9.0 alone.
+        let others: Vec<String> = all.into_iter().filter(|u| u != "stream").collect();
         for capability in [80, 86, 89, 100, 120] {
-            assert_eq!(names(capability), all, "{capability}");
+            assert_eq!(names(capability), others, "{capability}");
         }
         assert!(matches!(code_for(75), Err(Error::NoCuda(_))));
     }

@@ -87,6 +87,40 @@ pub const fn few_shared(d: u32, staged: bool) -> u32 {
     if begin > end { begin } else { end }
 }
 
+/// Formats whose weights go through shared memory, and rows of a block.
+fn streams() -> impl Iterator<Item = (&'static str, u32)> {
+    ["q4_0", "mxfp4"].into_iter().flat_map(|f| [1, 2, 4].map(|rows| (f, rows)))
+}
+
+/// Shared memory of each warp of a product that streams its weights, as stream.cu has it: a ring of stages of sixteen outputs and
+/// eight groups, and the rows' codes of these groups.
+fn stream_shared(fmt: &str, rows: u32) -> u32 {
+    let (scale, stages) = match (fmt, rows) {
+        ("mxfp4", 1) => (1, 4),
+        ("mxfp4", 2) => (1, 3),
+        ("mxfp4", _) => (1, 2),
+        (_, 4..) => (2, 2),
+        _ => (2, 3),
+    };
+    stages * (16 * 8 * (16 + scale) + rows * 8 * 72)
+}
+
+/// A product of few rows that streams its weights.
+#[derive(Copy, Clone)]
+pub struct Stream {
+    pub kernel: Kernel,
+    /// Blocks of four and of eight warps that the whole card takes at a time.
+    fits: [u32; 2],
+    shared: u32,
+}
+
+impl Stream {
+    /// Grid, threads and shared memory for `blocks` blocks of work of `warps` warps (four or eight) each.
+    pub fn shape(&self, blocks: u32, warps: u32) -> (u32, u32, u32) {
+        (blocks.min(self.fits[usize::from(warps > 4)]), 32 * warps, warps * self.shared)
+    }
+}
+
 /// Widths of heads that packed history can have.
 const WIDTHS: [u32; 4] = [64, 128, 256, 512];
 
@@ -98,6 +132,7 @@ pub fn history(fmt: KvFormat) -> &'static str {
 /// Kernels by name.
 pub struct Kernels {
     by_name: HashMap<String, Kernel>,
+    streams: HashMap<String, Stream>,
     /// The architecture they were compiled for.
     pub arch: String,
 }
@@ -113,6 +148,8 @@ fn names(unit: &str) -> Vec<String> {
     match unit {
         "rows" => some(&[
             "rms_norm",
+            "norm_rope",
+            "norm_gate",
             "rope",
             "gate",
             "glu",
@@ -133,6 +170,7 @@ fn names(unit: &str) -> Vec<String> {
             [some(&["quantise", "linear_many_f32"]), each(0, &["linear_*_1", "linear_*_2", "linear_*_4", "embed_*"])]
                 .concat()
         }
+        "stream" => streams().map(|(f, rows)| format!("stream_{f}_{rows}")).collect(),
         "moe" => [some(&["expert_sort", "expert_order", "expert_sum"]), each(0, &["gate_up_*", "down_*"])].concat(),
         "gemm" => [some(&["to_bf16"]), each(1, &["gemm_*_256", "gemm_*_128", "gemm_*_32"])].concat(),
         "flash" => widths(&["bf16", "q8", "tq4"], "flash", &WIDTHS[..3]),
@@ -151,7 +189,7 @@ impl Kernels {
     ///
     /// # Errors
     /// [`Error::NoCuda`] for cards that are too old, [`Error::Cuda`].
-    pub fn load(cx: &Context, capability: u32) -> Result<Self> {
+    pub fn load(cx: &Context, capability: u32, processors: u32) -> Result<Self> {
         let (arch, units) = image::code_for(capability)?;
         let mut by_name = HashMap::new();
         for (unit, code) in units {
@@ -168,7 +206,20 @@ impl Kernels {
                 _ => {}
             }
         }
-        Ok(Kernels { by_name, arch })
+        let mut kernels = Kernels { by_name, streams: HashMap::new(), arch };
+        for (f, rows) in streams() {
+            let (name, shared) = (format!("stream_{f}_{rows}"), stream_shared(f, rows));
+            let Ok(kernel) = kernels.get(&name) else { continue };
+            cx.allow_shared(kernel, 8 * shared)?;
+            let fits = [cx.at_once(kernel, 128, 4 * shared)?, cx.at_once(kernel, 256, 8 * shared)?];
+            let fits = fits.map(|n| n.max(1) * processors);
+            kernels.streams.insert(name, Stream { kernel, fits, shared });
+        }
+        Ok(kernels)
+    }
+    /// The product of a format that streams its weights, on architectures that have one.
+    pub fn stream(&self, fmt: &Format, rows: u32) -> Option<Stream> {
+        self.streams.get(&format!("stream_{}_{rows}", FORMATS[number(fmt)?])).copied()
     }
     /// A kernel.
     ///

@@ -10,6 +10,7 @@ mod experts;
 mod image;
 mod kernels;
 mod launch;
+mod norms;
 mod ops;
 mod range;
 mod scratch;
@@ -97,6 +98,8 @@ pub struct Cuda {
     next_codes: usize,
     /// Products that wait for others that meet the same rows.
     pending: Vec<ops::Waiting>,
+    /// A norm of heads that waits for what may go with it.
+    norm: Option<norms::Norm>,
     /// Points of the queue that time is taken at.
     marks: Vec<Event>,
     /// Role of the rows of the step under way.
@@ -117,7 +120,7 @@ impl Cuda {
         let card = one(ordinal)?;
         let cx = Context::open(ordinal)?;
         let (free, total) = cx.memory()?;
-        let kernels = Kernels::load(&cx, card.capability)?;
+        let kernels = Kernels::load(&cx, card.capability, card.processors)?;
         let code = free.saturating_sub(cx.memory()?.0);
         let arena = sizes.step + sizes.carry;
         let seen = CardMemory { total, free, context: total - free, code, arena, graphs: 0 };
@@ -140,6 +143,7 @@ impl Cuda {
             quantised: [None; ops::ROOMS],
             next_codes: 0,
             pending: Vec::new(),
+            norm: None,
             marks: Vec::new(),
             class: None,
             graphs,
@@ -441,6 +445,7 @@ impl Device for Cuda {
     fn graph_abandon(&mut self) -> Result<()> {
         self.recording = None;
         self.pending.clear();
+        self.norm = None;
         self.quantised = [None; ops::ROOMS];
         self.next_codes = 0;
         self.cx.uncaptured()

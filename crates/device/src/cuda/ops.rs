@@ -5,10 +5,11 @@ use super::driver::Ptr;
 use super::experts::{Group, chosen, experts};
 use super::kernels::history;
 use super::launch::blocks;
+use super::norms::{fused, gated, norm, turned};
 use super::scratch::{self, Cut};
 use super::{Cuda, Result};
 use crate::error::Error;
-use crate::op::{Acc, ActFn, GdnShape, KeyHeadRule, Op, Pairing, RecView, RouterScore, RowClass, Rows, StreamView};
+use crate::op::{Acc, GdnShape, KeyHeadRule, Op, RecView, RouterScore, RowClass, Rows, StreamView};
 use crate::view::{Buf, Glu, Mat, View};
 use memory::KvFormat;
 
@@ -21,11 +22,25 @@ const MANY_F32: u32 = 8;
 /// Enqueues a checked op.
 pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
     let room = d.at(&scratch)?;
+    if d.norm.is_some() && matches!(op, Op::Linear { .. }) {
+        d.flush()?;
+    }
     if let Op::Linear { out, x, w, bias, add, class } = op {
         let bias = d.vector(bias.as_ref())?;
         return linear(d, room, &Product { out, x, w, bias, add: *add }, *class);
     }
+    if fused(d, op)? {
+        return Ok(());
+    }
     d.flush()?;
+    if let Op::RmsNorm { out, x, w, eps } = op
+        && out == x
+        && out.heads > 1
+    {
+        // What turns or gates the same rows may come next.
+        d.norm = Some(norm(d, out, x, *w, *eps, args::Fifteen::default())?);
+        return d.wrote(op);
+    }
     let kept = enqueue(d, op, room)?;
     d.wrote(op)?;
     if let Some(k) = kept {
@@ -44,35 +59,15 @@ fn enqueue(d: &Cuda, op: &Op, room: Ptr) -> Result<Option<Quantised>> {
         }
         Op::RmsNorm { out, x, w, eps } => {
             kept = d.keeps(out).filter(|_| out.heads == 1);
-            let to = d.codes_for(kept.as_ref());
-            let a = args::Norm { out: d.view(out)?, x: d.view(x)?, w: d.vector(w.as_ref())?, to, eps: *eps, pad: 0 };
-            // By the number of columns alone, so that a row has its bits in any company: four of them a thread, eight where
-            // there are many.
-            let fours = x.cols.div_ceil(4);
-            let each = if fours > 1024 { fours.div_ceil(2) } else { fours };
-            let threads = each.next_multiple_of(32).clamp(32, 1024);
-            d.launch(d.kernels.get("rms_norm")?, [x.rows * x.heads, 1, 1], threads, 0, &a)
+            norm(d, out, x, *w, *eps, d.codes_for(kept.as_ref()))?.launch(d)
         }
         Op::Linear { .. } => Ok(()),
         Op::Rope { x, pos, rope } => {
-            let a = args::Rope {
-                x: d.view(x)?,
-                pos: d.view(pos)?,
-                inv_freq: d.vector(Some(&rope.inv_freq))?,
-                dims: rope.dims as i32,
-                adjacent: (rope.pairing == Pairing::Adjacent) as i32,
-                factor: rope.factor,
-            };
-            d.each("rope", x.rows as u64 * x.heads as u64 * (rope.dims / 2) as u64, &a)
+            d.each("rope", x.rows as u64 * x.heads as u64 * (rope.dims / 2) as u64, &turned(d, x, pos, rope)?)
         }
         Op::Gate { x, g, act } => {
-            let act = match act {
-                ActFn::Sigmoid => 0,
-                ActFn::Silu => 1,
-            };
             kept = d.keeps(x);
-            let to = d.codes_for(kept.as_ref());
-            d.each("gate", elements(x), &args::Gate { x: d.view(x)?, g: d.view(g)?, to, act, pad: 0 })
+            d.each("gate", elements(x), &gated(d, x, g, *act, d.codes_for(kept.as_ref()))?)
         }
         Op::Glu { out, gate, up, glu } => {
             kept = d.keeps(out);
@@ -213,7 +208,7 @@ fn linear(d: &mut Cuda, room: Ptr, p: &Product, class: RowClass) -> Result<()> {
     } else {
         let one = args::One { out: d.view(p.out)?, w: d.mat(p.w)?, bias: p.bias, add: p.add as i32, first: 0 };
         let (x, q, rows) = (d.view(p.x)?, args::Fifteen::default(), p.x.rows);
-        let a = args::Set { x, q, m: [one; args::SET], rows: rows as i32, count: 1 };
+        let a = args::Set { x, q, m: [one; args::SET], rows: rows as i32, count: 1, blocks: 0, pad: 0 };
         let grid = [blocks(p.w.n as u64, 8), rows.div_ceil(MANY_F32), 1];
         d.launch(d.kernels.get("linear_many_f32")?, grid, 128, 0, &a)?;
     }
@@ -229,11 +224,23 @@ fn outputs(fmt: &checkpoint::Format) -> u64 {
     }
 }
 
+/// Outputs of a block of the kernels that stream weights, and columns of a stage.
+const STREAM: (u32, u32) = (16, 256);
+
+/// Whether a matrix streams through shared memory: whole tiles and stages, rows one behind the other, scales where copies of sixteen
+/// bytes find them. It follows from the matrix alone, so that rows have their bits in any company.
+fn streams(d: &Cuda, w: &Mat, at: &args::Mat) -> bool {
+    let whole = w.n.is_multiple_of(STREAM.0) && w.k.is_multiple_of(STREAM.1) && w.k >= 4 * STREAM.1;
+    whole && w.row_step == 1 && at.s.is_multiple_of(16) && d.kernels.stream(&w.fmt, 1).is_some()
+}
+
 /// A product of few rows: it waits for others that meet the same rows. Block weights meet their codes.
 fn few_linear(d: &mut Cuda, room: Ptr, p: &Product) -> Result<()> {
     let one = args::One { out: d.view(p.out)?, w: d.mat(p.w)?, bias: p.bias, add: p.add as i32, first: 0 };
     let (x, view) = (Quantised::of(d, p.x)?, d.view(p.x)?);
-    let joins = d.pending.iter().all(|w| w.x == x && w.fmt == p.w.fmt && !w.out.meets(&Span::of(d, p.out)));
+    let streams = streams(d, p.w, &one.w);
+    let joins = |w: &Waiting| w.x == x && w.fmt == p.w.fmt && w.streams == streams && !w.out.meets(&Span::of(d, p.out));
+    let joins = d.pending.iter().all(joins);
     if !joins || d.pending.len() == args::SET {
         d.flush()?;
     }
@@ -246,7 +253,7 @@ fn few_linear(d: &mut Cuda, room: Ptr, p: &Product) -> Result<()> {
             if !d.room_for(&x) {
                 let at = scratch::fifteen(&mut Cut::default(), p.x.rows as u64, p.w.k);
                 let q = quantise(d, room, at, p.x)?;
-                d.pending.push(Waiting { x, view, q, fmt: p.w.fmt, one, out });
+                d.pending.push(Waiting { x, view, q, fmt: p.w.fmt, streams, one, out });
                 return d.flush();
             }
             let q = d.codes_for(Some(&x));
@@ -255,7 +262,7 @@ fn few_linear(d: &mut Cuda, room: Ptr, p: &Product) -> Result<()> {
             q
         }
     };
-    d.pending.push(Waiting { x, view, q, fmt: p.w.fmt, one, out });
+    d.pending.push(Waiting { x, view, q, fmt: p.w.fmt, streams, one, out });
     // Who writes over its own rows is waited for by nobody.
     if x.span.meets(&out) { d.flush() } else { Ok(()) }
 }
@@ -299,6 +306,7 @@ pub struct Waiting {
     view: args::View,
     q: args::Fifteen,
     fmt: checkpoint::Format,
+    streams: bool,
     one: args::One,
     out: Span,
 }
@@ -316,13 +324,13 @@ impl Cuda {
         cut.total() <= Self::CODES
     }
     /// Whether an op that writes `v` shall leave its codes too: few rows in whole groups that somebody will multiply.
-    fn keeps(&self, v: &View) -> Option<Quantised> {
+    pub(super) fn keeps(&self, v: &View) -> Option<Quantised> {
         let whole = v.cols.is_multiple_of(32) && (v.heads == 1 || v.stride[1] == v.cols);
         let x = Quantised::of(self, v).ok().filter(|_| self.class == Some(RowClass::Few) && whole)?;
         self.room_for(&x).then_some(x)
     }
     /// Where codes of these rows go next: the room whose codes were made longest ago.
-    fn codes_for(&self, x: Option<&Quantised>) -> args::Fifteen {
+    pub(super) fn codes_for(&self, x: Option<&Quantised>) -> args::Fifteen {
         x.map_or_else(args::Fifteen::default, |x| self.codes_at(self.next_codes, x))
     }
     /// Codes of these rows, where they are kept.
@@ -336,24 +344,39 @@ impl Cuda {
         args::Fifteen { hi, lo, meta }
     }
     /// Says whose codes were made where [`codes_for`](Self::codes_for) said.
-    fn hold(&mut self, x: Quantised) {
+    pub(super) fn hold(&mut self, x: Quantised) {
         self.quantised[self.next_codes] = Some(x);
         self.next_codes = (self.next_codes + 1) % ROOMS;
     }
-    /// Enqueues the products that wait, as one grid.
+    /// Enqueues what waits: a norm, or products, as one grid. Never both: who waits second lets the first go.
     pub(super) fn flush(&mut self) -> Result<()> {
+        if let Some(n) = self.norm.take() {
+            n.launch(self)?;
+        }
         let Some(w) = self.pending.first() else { return Ok(()) };
-        let each = outputs(&w.fmt);
+        let rows = w.x.rows.clamp(1, FEW).next_power_of_two();
+        let stream = self.kernels.stream(&w.fmt, rows).filter(|_| w.streams);
+        let each = if stream.is_some() { STREAM.0 as u64 } else { outputs(&w.fmt) };
         let (mut first, mut m) = (0u32, [w.one; args::SET]);
         for (to, w) in m.iter_mut().zip(&self.pending) {
             *to = args::One { first: first as i32, ..w.one };
             first += blocks(w.one.w.n as u64, each);
         }
-        let (fmt, n) = (w.fmt, w.x.rows);
-        let a = args::Set { x: w.view, q: w.q, m, rows: n as i32, count: self.pending.len() as i32 };
-        let rows = n.clamp(1, FEW).next_power_of_two();
-        let kernel = self.kernels.of("linear", &format!("linear_*_{rows}"), &fmt)?;
-        self.launch(kernel, [first, n.div_ceil(rows), 1], 128, 0, &a)?;
+        let (n, count) = (w.x.rows, self.pending.len() as i32);
+        let a = args::Set { x: w.view, q: w.q, m, rows: n as i32, count, blocks: first as i32, pad: 0 };
+        let together = n.div_ceil(rows);
+        match stream {
+            Some(s) => {
+                // Fewer warps share a row of weights where that leaves each too little of it, or where there are rows enough.
+                let warps = if w.one.w.k <= 2048 || first >= 2048 { 4 } else { 8 };
+                let (grid, threads, shared) = s.shape(first, warps);
+                self.launch(s.kernel, [grid, together, 1], threads, shared, &a)?;
+            }
+            None => {
+                let kernel = self.kernels.of("linear", &format!("linear_*_{rows}"), &w.fmt)?;
+                self.launch(kernel, [first, together, 1], 128, 0, &a)?;
+            }
+        }
         let written: Vec<Span> = self.pending.drain(..).map(|w| w.out).collect();
         written.iter().for_each(|s| self.forget(s));
         Ok(())
@@ -366,7 +389,7 @@ impl Cuda {
         self.forget(&Span::of(self, v));
         Ok(())
     }
-    fn wrote(&mut self, op: &Op) -> Result<()> {
+    pub(super) fn wrote(&mut self, op: &Op) -> Result<()> {
         match op {
             Op::Linear { out, .. }
             | Op::Embed { out, .. }
@@ -463,7 +486,7 @@ fn attention(
             what: format!("heads {} wide; this device has at most 512", st.d),
         });
     }
-    let parts = scratch::room(st, rows);
+    let parts = scratch::room(st, rows, &d.caps);
     let a = args::Attention {
         out: d.view(out)?,
         q: d.view(q)?,
@@ -476,7 +499,7 @@ fn attention(
         scratch: room,
         room: parts as i32,
         whole: (rows.class == RowClass::Many) as i32,
-        pad: 0,
+        most: scratch::most_parts(st, &d.caps) as i32,
     };
     if scratch::flashes(st, rows) {
         let kernel = d.kernels.get(&format!("flash_{}_{}", history(st.fmt), st.d))?;
@@ -492,12 +515,12 @@ fn attention(
             super::kernels::few_shared(st.d, st.fmt == KvFormat::Tq4),
             &a,
         )?;
-        return d.launch(d.kernels.get("attention_meet")?, [rows.n * q.heads, 1, 1], 256, 0, &a);
+        return d.launch(d.kernels.get("attention_meet")?, [rows.n * q.heads, 1, 1], 1024, 0, &a);
     }
     let (name, heads) = if st.fmt == KvFormat::F32 { ("attention_few_f32", 4) } else { ("attention_few_bf16", 8) };
     let shared = heads * (st.d + 64 + 3) * 4;
     d.launch(d.kernels.get(name)?, [parts, st.heads, rows.n], 256, shared, &a)?;
-    d.launch(d.kernels.get("attention_meet")?, [rows.n * q.heads, 1, 1], 256, 0, &a)
+    d.launch(d.kernels.get("attention_meet")?, [rows.n * q.heads, 1, 1], 1024, 0, &a)
 }
 
 fn gated_delta(d: &Cuda, x: [&View; 4], v: [Ptr; 2], g: &GdnShape, st: &RecView, rows: &Rows) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::view::{ExpertMats, Mat, View};
 use memory::{KvFormat, PAGE_POSITIONS};
 
 /// Most partitions of a row's history, as pages.cuh has it.
-const PARTS: u32 = 64;
+const PARTS: u32 = 128;
 
 /// Pieces of scratch, one behind the other, each aligned to 256 bytes.
 #[derive(Default)]
@@ -112,11 +112,19 @@ pub fn on_tensor_cores_by_row(st: &StreamView) -> bool {
     st.fmt != KvFormat::F32 && matches!(st.d, 64 | 128 | 256 | 512)
 }
 
+/// Most partitions of a row's history: as many as a card computes at a time, one behind the other for each key head. Two blocks
+/// share a multiprocessor where codes come through shared memory or heads are narrow; others need its registers alone.
+pub fn most_parts(st: &StreamView, caps: &Caps) -> u32 {
+    let both = st.d <= if st.fmt == KvFormat::Tq4 { 256 } else { 64 };
+    let places = caps.threads * if both { 2 } else { 1 };
+    (places / st.heads.max(1)).clamp(8, PARTS)
+}
+
 /// Partitions of a row that there is room for.
-pub fn room(st: &StreamView, rows: &Rows) -> u32 {
+pub fn room(st: &StreamView, rows: &Rows, caps: &Caps) -> u32 {
     match rows.class {
         RowClass::Many => 1,
-        RowClass::Few => if st.ring > 0 { st.ring } else { rows.page_table.cols }.clamp(1, PARTS),
+        RowClass::Few => if st.ring > 0 { st.ring } else { rows.page_table.cols }.clamp(1, most_parts(st, caps)),
     }
 }
 
@@ -126,7 +134,7 @@ pub fn likeliest_parts(x: &View) -> u32 {
 }
 
 /// Bytes of scratch for an op.
-pub fn bytes(op: &Op, _: &Caps) -> u64 {
+pub fn bytes(op: &Op, caps: &Caps) -> u64 {
     const _: () = assert!(PAGE_POSITIONS == 256);
     let mut cut = Cut::default();
     match op {
@@ -140,7 +148,7 @@ pub fn bytes(op: &Op, _: &Caps) -> u64 {
             experts(&mut cut, e, h, mid, routed.ids.cols, *class);
         }
         Op::Attention { q, st, rows, .. } if !flashes(st, rows) => {
-            cut.take(rows.n as u64 * q.heads as u64 * room(st, rows) as u64 * (st.d as u64 + 2) * 4);
+            cut.take(rows.n as u64 * q.heads as u64 * room(st, rows, caps) as u64 * (st.d as u64 + 2) * 4);
         }
         Op::Likeliest { out, x } => {
             cut.take(x.rows as u64 * likeliest_parts(x) as u64 * (out.cols as u64 / 2) * 8);

@@ -212,31 +212,51 @@ template <int R> DEV void back(const float* from, float* out, float by, int laye
 #pragma unroll
   for (int r = 0; r < R; r++) out[lane + 32 * r] = y[r] * by;
 }
-// Partitions of a (row, head) meet in their order.
-extern "C" __global__ void __launch_bounds__(256) attention_meet(AttnArgs a) {
-  __shared__ float weight[PARTS], y[512], whole;
+// Partitions of a (row, head) meet: as many threads as fit have a column each, and of its partitions every so-manieth, the first
+// of which they ask for before they know what a partition weighs.
+extern "C" __global__ void __launch_bounds__(1024) attention_meet(AttnArgs a) {
+  constexpr int AHEAD = 8;
+  __shared__ float weight[PARTS], part[1024], y[512], whole;
   begin();
   int row = blockIdx.x / a.q.heads, head = blockIdx.x % a.q.heads, d = a.st.d, lane = threadIdx.x & 31;
   Cut cut = cut_of(a, *i32(a.rows.pos, row));
-  int parts = min(cut.parts, a.room), each = d + 2;
+  int parts = min(cut.parts, a.room), each = d + 2, sharers = blockDim.x / d, share = threadIdx.x / d, c = threadIdx.x - share * d;
   const float* first = held(a, row, head, 0);
+  if (share >= sharers) parts = 0;
+  float ahead[AHEAD];
+#pragma unroll
+  for (int i = 0; i < AHEAD; i++) ahead[i] = share + i * sharers < parts ? first[(share + i * sharers) * each + 2 + c] : 0.f;
   if (threadIdx.x < 32) {
-    static_assert(PARTS == 64, "two partitions a lane");
-    float m0 = lane < parts ? first[lane * each] : -INF, m1 = lane + 32 < parts ? first[(lane + 32) * each] : -INF;
-    float l0 = lane < parts ? first[lane * each + 1] : 0.f, l1 = lane + 32 < parts ? first[(lane + 32) * each + 1] : 0.f;
-    float sink = a.sinks ? a.sinks[head] : -INF, m = fmaxf(warp_max(fmaxf(m0, m1)), sink);
-    float w0 = lane < parts ? expf(m0 - m) : 0.f, w1 = lane + 32 < parts ? expf(m1 - m) : 0.f;
-    float sum = warp_sum(fmaf(l0, w0, l1 * w1));
-    weight[lane] = w0;
-    weight[lane + 32] = w1;
+    constexpr int EACH = PARTS / 32;
+    float top[EACH], l[EACH], sink = a.sinks ? a.sinks[head] : -INF, m = sink, sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+      int part = lane + 32 * i;
+      top[i] = part < parts ? first[part * each] : -INF;
+      l[i] = part < parts ? first[part * each + 1] : 0.f;
+      m = fmaxf(m, top[i]);
+    }
+    m = warp_max(m);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+      float w = lane + 32 * i < parts ? expf(top[i] - m) : 0.f;
+      sum = fmaf(l[i], w, sum);
+      weight[lane + 32 * i] = w;
+    }
+    sum = warp_sum(sum);
     if (lane == 0) whole = sum + (a.sinks ? expf(sink - m) : 0.f);
   }
   __syncthreads();
-  float by = 1.f / whole, *out = f32(a.out, row, head);
-  for (int c = threadIdx.x; c < d; c += blockDim.x) {
-    float sum = 0.f;
+  float by = 1.f / whole, *out = f32(a.out, row, head), sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < AHEAD; i++)
+    if (share + i * sharers < parts) sum = fmaf(ahead[i], weight[share + i * sharers], sum);
 #pragma unroll 8
-    for (int i = 0; i < parts; i++) sum = fmaf(first[i * each + 2 + c], weight[i], sum);
+  for (int i = share + AHEAD * sharers; i < parts; i += sharers) sum = fmaf(first[i * each + 2 + c], weight[i], sum);
+  part[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x < d) {
+    for (int i = 1; i < sharers; i++) sum += part[i * d + c];
     if (rotated(a.st.fmt)) y[c] = sum;
     else out[c] = sum * by;
   }

@@ -119,6 +119,8 @@ template <int F> DEV Raw load(const Mat& m, long row, int g, int groups) {
   }
   return w;
 }
+// Half of 2^(e - 127); e = 0 and 1 are below the normals.
+DEV float half_power(u32 e) { return __uint_as_float(e >= 2 ? (e - 1) << 23 : 0x00200000u << e); }
 DEV float half_of(u32 bits) { return __half2float(__ushort_as_half((u16)bits)); }
 DEV u32 byte_of(u32 lo, u32 mid, u32 hi, int i) { return (i < 4 ? lo : i < 8 ? mid : hi) >> (8 * (i & 3)) & 255u; }
 // Header of a Q4_K or Q5_K block: d, dmin, twelve bytes of six-bit scales and minima; sub-block j.
@@ -191,9 +193,8 @@ template <int F> DEV Codes codes(const Raw& w, int g) {
     int j = g & 7, low = w.s.y >> (4 * j) & 15, high = w.s.x >> (16 + 2 * j) & 3;
     o.s0 = o.s1 = half_of(w.s.x) * (float)((low | high << 4) - 32);
   }
-  // Half of 2^(e - 127); e = 0 and 1 are below the normals.
   if (F == MXFP4) {
-    o.s0 = o.s1 = __uint_as_float(w.s.x >= 2 ? (w.s.x - 1) << 23 : 0x00200000u << w.s.x);
+    o.s0 = o.s1 = half_power(w.s.x);
     o.b = -12.f * o.s0;
   }
   return o;

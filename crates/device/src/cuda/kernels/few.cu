@@ -61,7 +61,6 @@ template <int D> struct Stage {
   // Scales of keys or values 2 g and 2 g + 1.
   DEV float2 scales(int plane, int g) const { return __half22float2(*(const __half2*)(mem + 2 * TILE + 32 * plane + 4 * g)); }
 };
-DEV void wait_but_one() { asm volatile("cp.async.wait_group 1;"); }
 
 template <int FMT, int D> DEV void few(const AttnArgs& a) {
   using S = Shape<FMT, D>;
@@ -143,7 +142,7 @@ template <int FMT, int D> DEV void few(const AttnArgs& a) {
       }
       float sv[2] = {1.f, 1.f};
       if (STAGED) {
-        wait_but_one();
+        wait_but<1>();
         __syncwarp();
         float2 two = stage.scales(0, g);
         sk[0] = by * two.x;
@@ -217,7 +216,7 @@ template <int FMT, int D> DEV void few(const AttnArgs& a) {
           for (int e = 0; e < 4; e++) acc[d][e] *= keep[e & 1];
       }
       if (STAGED) {
-        wait_but_one();
+        wait_but<1>();
         __syncwarp();
         float2 two = stage.scales(1, g);
         sv[0] = unit_of<FMT>(D) * two.x;

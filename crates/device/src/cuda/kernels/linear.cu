@@ -1,6 +1,7 @@
 // Products of few rows: every weight is read once, a row's bits depend on that row alone.
 // Activations that meet block formats have fifteen bits in two byte planes, q = 128 h + l, per group of 32.
 #include "dot.cuh"
+#include "set.cuh"
 
 struct QuantArgs { View x; Fifteen to; };
 // A warp per group.
@@ -13,30 +14,12 @@ extern "C" __global__ void quantise(QuantArgs a) {
   quantise_group(a.to, row, g, groups, f32(a.x, row, 0)[32 * g + lane]);
 }
 
-// Up to four matrices that meet the same rows, as one grid: matrix i has the blocks from first[i] on. Block formats meet the
-// codes of the rows, floats the rows themselves.
-static constexpr int SET = 4;
-struct One { View out; Mat w; const float* bias; int add, first; };
-struct SetArgs { View x; Fifteen q; One m[SET]; int rows, count; };
-DEV const One& one_of(const SetArgs& a) {
-  int which = 0;
-#pragma unroll
-  for (int i = 1; i < SET; i++) which += i < a.count && blockIdx.x >= a.m[i].first;
-  return a.m[which];
-}
-
-DEV void put(const View& view, const float* bias, int add, int row, int n, float y) {
-  float* out = f32(view, row, 0) + n;
-  if (bias) y += bias[n];
-  *out = add ? *out + y : y;
-}
-
 static constexpr int WARPS = 4;
 
 // A warp has R outputs of B rows. What is loaded of weights does not wait for the kernel before.
 template <int F, int B, int R> DEV void blocks(const SetArgs& a) {
   early();
-  const One& m = one_of(a);
+  const One& m = one_of(a, blockIdx.x);
   Mat w = m.w;
   int lane = threadIdx.x & 31, groups = w.k / 32;
   int n0 = ((blockIdx.x - m.first) * WARPS + (threadIdx.x >> 5)) * R, row0 = blockIdx.y * B;
@@ -96,7 +79,7 @@ template <int F, int B, int R> DEV void floats(const SetArgs& a) {
   constexpr int D = 4, STEP = 4 * 32 * WARPS;
   __shared__ float part[WARPS][R * B];
   early();
-  const One& m = one_of(a);
+  const One& m = one_of(a, blockIdx.x);
   Mat w = m.w;
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, k = w.k, n0 = (blockIdx.x - m.first) * R, row0 = blockIdx.y * B;
   bool aligned = aligned_floats(w), rows_too = aligned && rows_aligned(a.x);

@@ -44,20 +44,19 @@ struct AttnArgs {
   float* scratch;
   int room;
   int whole;  // one partition, whatever the length: many rows
-  int pad;
+  int most;   // partitions, at most PARTS: what fits onto the card at a time for one row
 };
 
-// What a row sees, cut into at most PARTS partitions of whole pages that follow from its own position.
-static constexpr int PARTS = 64;
+// What a row sees, cut into partitions of equally many whole pages that follow from its own position.
+static constexpr int PARTS = 128;
 struct Cut { int first, last, pages, parts; };
 DEV Cut cut_of(const AttnArgs& a, int pos) {
   Cut c;
   c.last = pos;
   c.first = max(a.window > 0 ? max(0, pos + 1 - a.window) : 0, min(a.since, pos));
-  int pages = c.last / 256 - c.first / 256 + 1, each = (pages + PARTS - 1) / PARTS, two = 1;
-  while (two < each || (a.whole && two < pages)) two *= 2;
-  c.pages = two;
-  c.parts = (pages + two - 1) / two;
+  int pages = c.last / 256 - c.first / 256 + 1;
+  c.pages = a.whole ? pages : (pages + a.most - 1) / a.most;
+  c.parts = (pages + c.pages - 1) / c.pages;
   return c;
 }
 // What a partition of a (row, head) came to: greatest score, sum of weights, weighted values.

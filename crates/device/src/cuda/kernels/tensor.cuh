@@ -30,3 +30,15 @@ DEV void ldsm4_t(u32* r, u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
 }
+
+// Waits until all but the last N groups of copies are there.
+template <int N> DEV void wait_but() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
+// Copies that stay in the nearest cache too, because others will ask for the same.
+template <int N> DEV void copy_near(u32 to, const void* from) { asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(N)); }
+// Whole-number products: 16 outputs by 32 signed bytes by 8 columns, added to `d` or to nothing.
+template <bool FIRST> DEV void mma8(int* d, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  int c[4] = {FIRST ? 0 : d[0], FIRST ? 0 : d[1], FIRST ? 0 : d[2], FIRST ? 0 : d[3]};
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+}
