@@ -14,7 +14,7 @@ mod policy;
 pub mod replay;
 pub mod trace;
 
-pub use ahead::{Ahead, Lookahead};
+pub use ahead::{Ahead, Guessed, Lookahead};
 pub use policies::{DecayedLfu, Lfu, SegmentedLru};
 pub use policy::{Candidate, Lru, Policy, usual};
 

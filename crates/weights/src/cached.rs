@@ -55,7 +55,7 @@ impl CachedExperts {
             Some((layer, begun)) if layer < r.layer => begun,
             before => {
                 let now = Instant::now();
-                before.iter().for_each(|(_, begun)| self.store.ahead.token(now - *begun));
+                before.iter().for_each(|(_, begun)| self.store.token(now - *begun));
                 now
             }
         };

@@ -24,6 +24,27 @@ const TRY: usize = 7;
 const KEEP: u32 = 256;
 /// It must be so much faster to be kept: it reads more than is needed.
 const GAIN: f64 = 0.97;
+/// And so much of what is asked for must have been named: times of a few tokens say little, and reading for nothing takes
+/// the disk from others.
+const RIGHT: f64 = 0.5;
+
+/// Experts that were asked for after something had been named, and how many of them had been.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Guessed {
+    /// Experts asked for.
+    pub asked: u64,
+    /// Of these, named before.
+    pub named: u64,
+}
+
+impl Guessed {
+    fn and(self, other: Guessed) -> Guessed {
+        Guessed { asked: self.asked + other.asked, named: self.named + other.named }
+    }
+    fn mostly_right(self) -> bool {
+        self.asked == 0 || self.named as f64 >= RIGHT * self.asked as f64
+    }
+}
 
 /// The times of a few tokens in one way.
 type Times = Vec<Duration>;
@@ -31,7 +52,7 @@ type Times = Vec<Duration>;
 #[derive(Clone, Debug)]
 enum Phase {
     Without(Times),
-    With { without: Times, with: Times },
+    With { without: Times, with: Times, guessed: Guessed },
     Kept { on: bool, left: u32 },
 }
 
@@ -55,19 +76,25 @@ impl Ahead {
             Lookahead::Auto => matches!(self.phase, Phase::With { .. } | Phase::Kept { on: true, .. }),
         }
     }
-    /// A token was made in `took`.
-    pub fn token(&mut self, took: Duration) {
+    /// A token was made in `took`, with these guesses.
+    pub fn token(&mut self, took: Duration, of: Guessed) {
         self.phase = match std::mem::replace(&mut self.phase, Phase::Without(Vec::new())) {
             Phase::Without(mut t) => {
                 t.push(took);
-                if t.len() < TRY { Phase::Without(t) } else { Phase::With { without: t, with: Vec::new() } }
-            }
-            Phase::With { without, mut with } => {
-                with.push(took);
-                if with.len() < TRY {
-                    Phase::With { without, with }
+                if t.len() < TRY {
+                    Phase::Without(t)
                 } else {
-                    Phase::Kept { on: middle(with) < middle(without).mul_f64(GAIN), left: KEEP }
+                    Phase::With { without: t, with: Vec::new(), guessed: Guessed::default() }
+                }
+            }
+            Phase::With { without, mut with, guessed } => {
+                with.push(took);
+                let guessed = guessed.and(of);
+                if with.len() < TRY {
+                    Phase::With { without, with, guessed }
+                } else {
+                    let faster = middle(with) < middle(without).mul_f64(GAIN);
+                    Phase::Kept { on: faster && guessed.mostly_right(), left: KEEP }
                 }
             }
             Phase::Kept { left: 0, .. } => Phase::Without(vec![took]),
@@ -95,13 +122,14 @@ mod tests {
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
+    const RIGHTLY: Guessed = Guessed { asked: 8, named: 7 };
 
     /// Makes tokens that take `without` or `with` milliseconds; how many of them looked ahead.
     fn make(a: &mut Ahead, tokens: u32, (without, with): (u32, u32)) -> u32 {
         (0..tokens)
             .map(|_| {
                 let on = a.on();
-                a.token(MS * if on { with } else { without });
+                a.token(MS * if on { with } else { without }, RIGHTLY);
                 u32::from(on)
             })
             .sum()
@@ -128,9 +156,19 @@ mod tests {
     #[test]
     fn one_slow_token_decides_nothing_and_the_first_of_a_way_does_not_count() {
         let mut a = Ahead::new(Lookahead::Auto);
-        (0..TRY).for_each(|i| a.token(MS * if i == 3 { 900 } else { 100 }));
-        (0..TRY).for_each(|i| a.token(MS * if i == 0 { 900 } else { 80 }));
+        (0..TRY).for_each(|i| a.token(MS * if i == 3 { 900 } else { 100 }, RIGHTLY));
+        (0..TRY).for_each(|i| a.token(MS * if i == 0 { 900 } else { 80 }, RIGHTLY));
         assert!(a.on());
+    }
+
+    #[test]
+    fn guesses_that_are_mostly_wrong_are_not_kept_however_fast_it_seemed() {
+        for (named, kept) in [(3, false), (4, true)] {
+            let mut a = Ahead::new(Lookahead::Auto);
+            make(&mut a, TRY as u32, (100, 100));
+            (0..TRY).for_each(|_| a.token(MS * 50, Guessed { asked: 8, named }));
+            assert_eq!(a.on(), kept, "{named} of 8");
+        }
     }
 
     #[test]

@@ -371,6 +371,10 @@ impl Writer<'_, '_> {
         let mut out = Vec::new();
         for (key, s) in properties.iter().map(|(k, s)| (k.as_str(), s)).chain(undeclared) {
             let path = format!("{tool}/properties/{key}");
+            if !p.holds_name(key) {
+                self.warn(&path, "properties", "its name cannot be written where calls are not written in JSON");
+                continue;
+            }
             let param = self.param(p, Some(key), s, root, &path);
             out.push(if required.contains(&key) { param } else { format!("{param}?") });
         }

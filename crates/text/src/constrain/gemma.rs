@@ -6,7 +6,6 @@ use serde_json::{Map, Value, json};
 
 use super::{
     calls::{NOT_JSON, WHOLE_OBJECT, Writer},
-    lark::quoted,
     schema::standalone,
 };
 use crate::dialect::schema::{Types, types_of};
@@ -182,8 +181,11 @@ impl<'w, 'l, 'm, 's> Gemma<'w, 'l, 'm, 's> {
         let fields: Vec<(String, bool)> = all
             .into_iter()
             .map(|(k, s)| {
+                if k.contains(QUOTE) {
+                    self.warn("properties");
+                }
                 let value = self.value(s);
-                (format!("{} {value}", quoted(&format!("{k}:"))), required.contains(&k))
+                (format!("{} {value}", self.w.lark.literal(&format!("{}:", key(k)))), required.contains(&k))
             })
             .collect();
         self.fields(&fields)
@@ -210,6 +212,11 @@ impl<'w, 'l, 'm, 's> Gemma<'w, 'l, 'm, 's> {
     }
 }
 
+/// A key as the model writes it: bare, unless it would not be read back so.
+fn key(k: &str) -> String {
+    if crate::dialect::stands_bare(k) { k.to_owned() } else { format!("{QUOTE}{k}{QUOTE}") }
+}
+
 /// A value as the model writes it.
 fn written(v: &Value) -> String {
     match v {
@@ -218,7 +225,7 @@ fn written(v: &Value) -> String {
         Value::Object(o) => {
             let mut fields: Vec<(&String, &Value)> = o.iter().collect();
             fields.sort_by_key(|(k, _)| *k);
-            let fields: Vec<String> = fields.iter().map(|(k, v)| format!("{k}:{}", written(v))).collect();
+            let fields: Vec<String> = fields.iter().map(|(k, v)| format!("{}:{}", key(k), written(v))).collect();
             format!("{{{}}}", fields.join(","))
         }
         other => other.to_string(),

@@ -1,4 +1,5 @@
-//! The body of a Gemma 4 call, `key:VALUE,…}`, to JSON. Strings stand between `<|"|>` tokens, keys are bare.
+//! The body of a Gemma 4 call, `key:VALUE,…}`, to JSON. Strings stand between `<|"|>` tokens, keys are bare, or between them
+//! too.
 
 use super::{
     After, Flow, Head,
@@ -28,6 +29,17 @@ pub(super) fn head(c: &Compiled, syms: &[Sym]) -> Head {
 }
 
 const MAX_DEPTH: usize = 128;
+
+/// A bare word without the pair of quotes of JSON that a model may have put around it.
+fn unquoted(word: &str) -> &str {
+    word.strip_prefix('"').and_then(|w| w.strip_suffix('"')).unwrap_or(word)
+}
+
+/// Whether a bare key is read back as it was written.
+pub(crate) fn stands_bare(key: &str) -> bool {
+    let marks = key.contains(['{', '}', '[', ']', ',', ':']) || key.contains("<|");
+    !key.is_empty() && key.trim() == key && !marks && unquoted(key) == key && key.len() < MAX_NAME
+}
 
 /// A call after its name and opening brace.
 #[derive(Debug)]
@@ -107,7 +119,7 @@ impl Body {
             (State::Key, ':') if !self.word.trim().is_empty() => {
                 self.element(out);
                 let key = std::mem::take(&mut self.word);
-                quote(key.trim().trim_matches('"'), out.args());
+                quote(unquoted(key.trim()), out.args());
                 out.args().push(':');
                 self.state = State::Value;
             }
@@ -145,7 +157,7 @@ impl Body {
                 let word = std::mem::take(&mut self.word);
                 match scalar(word.trim()) {
                     Some(json) => out.args().push_str(&json),
-                    None => quote(word.trim().trim_matches('"'), out.args()),
+                    None => quote(unquoted(word.trim()), out.args()),
                 }
                 self.state = State::After;
                 (0, Flow::Go)

@@ -40,6 +40,7 @@ use std::sync::Arc;
 
 pub use engine::{OutputParser, ParserOptions, Region};
 pub use event::{Ending, Event, Finish, Parsed, ParsedCall, Summary};
+pub(crate) use gemma_call::stands_bare;
 pub use schema::Tool;
 
 use crate::Tokenizer;

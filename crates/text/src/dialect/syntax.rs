@@ -62,6 +62,14 @@ pub(crate) struct Tagged {
     pub many: bool,
 }
 
+impl Tagged {
+    /// Whether a parameter's name is read back as it is written: what ends a name does not stand in it.
+    pub fn holds_name(&self, name: &str) -> bool {
+        let ends = self.key_end.iter().filter_map(|(end, _)| end.split('␣').next());
+        !name.is_empty() && name.len() < super::tagged::MAX_NAME && ends.into_iter().all(|end| !name.contains(end))
+    }
+}
+
 /// Calls as JSON objects `{"name": .., "arguments": {..}}`.
 #[derive(Debug)]
 pub(crate) struct JsonCalls {

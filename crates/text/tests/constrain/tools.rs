@@ -277,6 +277,25 @@ fn numbers_keep_their_bounds_in_every_notation() {
 }
 
 #[test]
+fn names_of_arguments_come_back_as_they_were_written() {
+    let names = ["say \"hi\"", "\"all\"", "a:b", "a,b", "{a}", "[", " a ", "a b"];
+    for (dialect, open) in [("gemma4", "<|tool_call>call:t{"), ("qwen3.5", "<tool_call>\n<function=t>\n")] {
+        for name in names {
+            let schema = json!({"type": "object", "properties": {name: {"type": "integer"}}, "required": [name],
+                "additionalProperties": false});
+            let mut m = build(dialect, true, &[tool("t", schema)], Choice::Required, false, Reasoning::Off).unwrap();
+            let bare = name == "say \"hi\"" || name == "a b";
+            let call = match (dialect, bare) {
+                ("gemma4", true) => format!("{open}{name}:5}}<tool_call|>"),
+                ("gemma4", false) => format!("{open}<|\"|>{name}<|\"|>:5}}<tool_call|>"),
+                _ => format!("{open}<parameter={name}>\n5\n</parameter>\n</function>\n</tool_call>"),
+            };
+            assert!(accepts(&mut m, tokenizer(true), &call), "{dialect}: {call}");
+        }
+    }
+}
+
+#[test]
 fn what_a_notation_cannot_hold_a_strict_tool_to_is_an_error() {
     let object = |s: Value| json!({"type": "object", "properties": {"a": s}, "required": ["a"]});
     let named = json!({"type": "object", "patternProperties": {"^x": {"type": "integer"}}});
@@ -288,6 +307,8 @@ fn what_a_notation_cannot_hold_a_strict_tool_to_is_an_error() {
         ("gemma4", &pair, "prefixItems"),
         ("qwen3.5", &both, "format"),
         ("gemma4", &both, "format"),
+        ("qwen3.5", &json!({"type": "object", "properties": {"a>b": {"type": "integer"}}}), "properties"),
+        ("gemma4", &json!({"type": "object", "properties": {"a<|\"|>b": {"type": "integer"}}}), "properties"),
     ] {
         let of = |strict: bool| {
             let t = [Tool { name: "t".into(), parameters: schema.clone(), strict }];

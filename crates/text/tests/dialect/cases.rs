@@ -164,6 +164,10 @@ fn calls_are_recovered_when_only_their_end_is_missing() {
     ] {
         assert_eq!(call(dialect, text), ("get_weather".into(), city.clone()), "{dialect}: {text}");
     }
+    // Quotes that belong to a key, a pair that does not, and keys that cannot stand bare.
+    let keys = "say \"hi\":1,\"q\":2,<|\"|>a:b<|\"|>:3,<|\"|>\"z\"<|\"|>:say \"hi\"";
+    let (_, got) = call("gemma4", &format!("<|tool_call>call:get_weather{{{keys}}}<tool_call|>"));
+    assert_eq!(got, json!({"say \"hi\"": 1, "q": 2, "a:b": 3, "\"z\"": "say \"hi\""}));
     for (dialect, text) in [
         ("qwen3", "<tool_call>{\"name\": \"now\"}</tool_call>"),
         ("qwen3", "<tool_call>{\"name\": \"now\", \"arguments\": null}</tool_call>"),

@@ -7,9 +7,10 @@ use crate::io::{Files, Finished, Job, RangeReader, ReadQueue, Urgency, Wanted};
 use crate::record::{LayerRecords, Record};
 use checkpoint::{Checkpoint, PLANES};
 use device::{BEGINS_ROW, Buf, Device, ExpertBias, ExpertMats, Glu, MatSet, SharedBytes};
-use memory::experts::{Ahead, ExpertId, Lookahead, Policy, PoolSize, Scope, SlotState};
+use memory::experts::{Ahead, ExpertId, Guessed, Lookahead, Policy, PoolSize, Scope, SlotState};
 use memory::{Class, Ledger, SlotId, SlotPool, Tier};
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 /// Makes the policy of a pool.
 pub type MakePolicy<'a> = &'a dyn Fn(&PoolSize) -> (Scope, Box<dyn Policy>);
@@ -76,6 +77,8 @@ pub(super) struct Store {
     verify: bool,
     /// Whether it wants to be told what will probably be asked for.
     pub ahead: Ahead,
+    /// Guesses that [`Self::ahead`] knows of.
+    judged: [u64; 2],
     /// What was hinted at and not acted on yet: a layer and its experts.
     pub hint: Option<(u32, Vec<u32>)>,
     /// The last guess, to be compared with what is asked for.
@@ -123,6 +126,7 @@ impl Store {
             generation: 0,
             verify,
             ahead: Ahead::new(lookahead),
+            judged: [0; 2],
             hint: None,
             guess: None,
             counts,
@@ -315,6 +319,13 @@ impl Store {
         let done = self.foresee(d);
         self.guess = None;
         done
+    }
+    /// Tells what decides about looking ahead how long a token took, and how good the guesses were since the one before.
+    pub fn token(&mut self, took: Duration) {
+        let [asked, named] = self.counts.guessed;
+        let of = Guessed { asked: asked - self.judged[0], named: named - self.judged[1] };
+        self.judged = self.counts.guessed;
+        self.ahead.token(took, of);
     }
     /// Compares the last guess with what is asked for.
     pub fn check_guess(&mut self, layer: u32, ids: &[u32]) {
