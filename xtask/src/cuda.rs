@@ -13,7 +13,8 @@ use std::time::Instant;
 /// Architectures with machine code (that of 8.0 runs on 8.6 to 8.9 too), and one as PTX for all other cards. Those of a group are
 /// compressed together.
 const ARCHS: [&[&str]; 4] = [&["sm_80"], &["sm_90"], &["sm_120"], &["compute_80"]];
-const UNITS: [&str; 10] = ["rows", "recurrent", "repack", "linear", "stream", "moe", "gemm", "attention", "few", "flash"];
+const UNITS: [&str; 10] =
+    ["rows", "recurrent", "repack", "linear", "stream", "moe", "gemm", "attention", "few", "flash"];
 
 #[derive(Args)]
 pub struct Options {

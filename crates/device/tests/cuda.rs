@@ -9,8 +9,8 @@ use common::backends::SIZES;
 use common::{Case, cases, grid, grid_within, history, recurrent};
 use device::cuda::Cuda;
 use device::{
-    Acc, ActFn, Device, ExpertBias, ExpertMats, Glu, GraphKey, Layout, MatSet, Op, Pairing, Part, Pick, Rope, Routing, RowClass, View, split,
-    tolerance,
+    Acc, ActFn, Device, ExpertBias, ExpertMats, Glu, GraphKey, Layout, MatSet, Op, Pairing, Part, Pick, Rope, Routing,
+    RowClass, View, split, tolerance,
 };
 use kit::{Rig, Rng, Weights, met_by, product};
 
@@ -272,7 +272,9 @@ fn products_that_stream_their_weights() {
 fn norms_that_wait_for_what_comes_next() {
     let Some(dev) = cuda() else { return };
     let (mut rig, mut rng) = (Rig::new(dev), Rng(12));
-    for (d, heads, class) in [(64, 3, RowClass::Few), (128, 6, RowClass::Few), (256, 2, RowClass::Many), (20, 3, RowClass::Few)] {
+    for (d, heads, class) in
+        [(64, 3, RowClass::Few), (128, 6, RowClass::Few), (256, 2, RowClass::Many), (20, 3, RowClass::Few)]
+    {
         let (cols, rows) = (d * heads, 5);
         let (x, g, w) = (rng.values(rows * cols), rng.values(rows * cols), rng.values(d));
         let pos = rig.ints(&[0, 7, 8, 900, 3], 1);
@@ -294,7 +296,9 @@ fn norms_that_wait_for_what_comes_next() {
                 rig.dev.run(next).unwrap();
                 // Its codes, where it leaves any.
                 if cols % 32 == 0 {
-                    rig.dev.run(Op::Linear { out, x: flat, w: down, bias: None, add: false, class: RowClass::Few }).unwrap();
+                    rig.dev
+                        .run(Op::Linear { out, x: flat, w: down, bias: None, add: false, class: RowClass::Few })
+                        .unwrap();
                 }
                 rig.dev.step_ends();
                 [rig.read(flat), rig.read(out)].concat()

@@ -196,10 +196,14 @@ fn the_trained_model_says_what_it_says_on_the_cpu() {
             let read = prompt.len() * vocab;
             let parts = [("prompt", 0..read), ("answer", read..a.len())];
             for (part, at) in parts {
-                let (kl, own) = (mean(&a[at.clone()], &b[at.clone()], vocab), mean(&exact[at.clone()], &a[at.clone()], vocab));
+                let (kl, own) =
+                    (mean(&a[at.clone()], &b[at.clone()], vocab), mean(&exact[at.clone()], &a[at.clone()], vocab));
                 let rows = a[at.clone()].chunks_exact(vocab).zip(b[at].chunks_exact(vocab));
                 let same = rows.clone().filter(|(a, b)| argmax(a) == argmax(b)).count() as f64 / rows.len() as f64;
-                eprintln!("{} {what}, {part}: KL {kl:.2e}, likeliest equal {same:.3}; on the CPU from f32 {own:.2e}", kv.name());
+                eprintln!(
+                    "{} {what}, {part}: KL {kl:.2e}, likeliest equal {same:.3}; on the CPU from f32 {own:.2e}",
+                    kv.name()
+                );
                 let more = if at_once && kv == KvFormat::Tq4 { own * JUMPS } else { 0.0 };
                 if kl >= most + more || same <= 0.9 {
                     failed.push(format!("{} {what}, {part}", kv.name()));

@@ -336,7 +336,8 @@ impl Loader<'_> {
             Role::Matrix => 1,
             Role::Experts { count, .. } => count,
         };
-        if !alone(b, all) {
+        // What was repacked on its way has its order already.
+        if p.layout != Layout::File || !alone(b, all) {
             return Ok(p);
         }
         let key = if let Data::Whole { range, first, .. } = &b.data { Some((*range, *first)) } else { None };
