@@ -77,7 +77,7 @@ def main(path):
     except ImportError:
         print("mlx is not installed: its vectors stay as they are")
     with open(path, "w") as f:
-        json.dump(out, f)
+        json.dump(out, f, separators=(",", ":"))
 
 
 main(*sys.argv[1:])

@@ -2,7 +2,6 @@
 
 use crate::error::Result;
 use crate::executor::Executor;
-use crate::sampler::Sampler;
 use device::{Act, Device, Region, Rows, View};
 use model::{Carry, Cx, Drafter};
 use state::{SeqId, State};
@@ -84,7 +83,7 @@ impl Behind<'_> {
 
 /// What a round of speculation came to.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Made {
+pub struct Made {
     /// Tokens that were drafted.
     pub drafted: u32,
     /// Tokens that were chosen, at least one; the sequence has as many positions more.
@@ -98,7 +97,7 @@ pub(crate) struct Made {
 ///
 /// # Errors
 /// Those of [`Executor::draft`], [`Executor::verify`] and `choose`.
-pub(crate) fn round(
+pub fn round(
     exec: &mut Executor,
     seq: SeqId,
     (first, n): (u32, u32),
@@ -130,32 +129,4 @@ pub(crate) fn round(
         made
     })?;
     failed.map_or(Ok(Made { drafted: drafts.len() as u32, made }), Err)
-}
-
-/// A round of [`speculate`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Round {
-    /// Tokens that follow the one it began with, exactly those of plain decoding; at least one.
-    pub ids: Vec<u32>,
-    /// Tokens that were drafted; all but the last of `ids` are among them.
-    pub drafted: usize,
-}
-
-/// One round of speculation with what a sampler would draw: up to `n` tokens are drafted behind `last`, the newest token,
-/// which the sequence does not have yet, and one pass of class Few verifies them. The sequence then has all tokens but the
-/// newest.
-///
-/// # Errors
-/// Those of [`Executor::draft`], [`Executor::verify`] and the sampler.
-pub fn speculate(exec: &mut Executor, seq: SeqId, last: u32, n: u32, sampler: &mut Sampler) -> Result<Round> {
-    let room = exec.plan().context.saturating_sub(exec.len(seq)?).saturating_sub(1);
-    let (mut ids, mut guess) = (Vec::new(), sampler.guesser());
-    let draft = |logits: &mut [f32], at| guess.sample(logits, at).ok().map(|c| c.id);
-    let choose = |logits: &mut [f32], at| {
-        let id = sampler.sample(logits, at)?.id;
-        ids.push(id);
-        Ok(Some(id))
-    };
-    let made = round(exec, seq, (last, n.min(room)), draft, choose)?;
-    Ok(Round { ids, drafted: made.drafted as usize })
 }

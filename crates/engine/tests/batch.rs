@@ -77,18 +77,7 @@ impl Sink for Ear {
 }
 
 fn job(prompt: Vec<u32>, sampling: Sampling, n: u32) -> Job {
-    Job {
-        prompt: prompt.into(),
-        sampling,
-        max_tokens: Some(n),
-        constraint: None,
-        ends: Arc::new(|_| false),
-        at_end: None,
-        steer: None,
-        prompt_logprobs: false,
-        from: (Role::Main, Owner(1)),
-        marks: Vec::new(),
-    }
+    Job { max_tokens: Some(n), ..Job::new(prompt, sampling) }
 }
 
 /// Ids that look like a text: drawn, with repetitions.
@@ -265,6 +254,42 @@ impl Talk {
 fn turns(batch: &mut Batch, vocab: u32, n: u32) -> Vec<(Vec<u32>, u32, u32)> {
     let mut talk = Talk::new(vocab);
     (0..n).map(|_| talk.next(batch)).collect()
+}
+
+/// Where prompts stop between layers, slices may end right before a message begins: always beside an answer, where they have 64
+/// rows, and otherwise where as many new ids came as a slice has. The state is kept there.
+#[test]
+fn a_message_that_begins_where_a_slice_ends_is_kept() {
+    let ask = Ask { parallel: 2, segment: Some(256), ..Ask::default() };
+    let mut batch = Batch::new(open_with(default_model(), ask).exec, sharing(Keeping { exact: false, ..EXACT }));
+    let vocab = batch.executor().family().spec().vocab;
+    for (beside, seed) in [(false, 20), (true, 40)] {
+        let other = Ear::default();
+        if beside {
+            batch.submit(job(text(9, 30, vocab), Sampling::greedy(), 900), Box::new(other.clone())).unwrap();
+            (0..20).for_each(|_| _ = batch.turn());
+        }
+        let mut prompt = text(seed, 300, vocab);
+        for turn in 1..4u32 {
+            let (ear, len) = (Ear::default(), prompt.len() as u32);
+            // The last message of each turn is another one in the next.
+            let marks = vec![len - 40, len - 10];
+            batch.submit(Job { marks, ..job(prompt.clone(), Sampling::greedy(), 2) }, Box::new(ear.clone())).unwrap();
+            while ear.heard().done.is_empty() {
+                batch.turn();
+            }
+            let known = ear.heard().cached.unwrap().0;
+            let before = if turn == 1 { 0 } else { len - 256 - 40 };
+            assert!(
+                known + 64 > before && known <= before,
+                "turn {turn}: {known} of {len}, beside an answer: {beside}"
+            );
+            prompt.truncate(len as usize - 30);
+            prompt.extend(text(seed + turn, 286, vocab));
+        }
+        other.leave();
+        run(&mut batch);
+    }
 }
 
 /// Models whose layers keep their whole history, states, and rings.
@@ -480,7 +505,8 @@ mod long {
             let ask = Ask { parallel: 4, draft: 3, stops_between_layers: true, ..Ask::default() };
             let mut batch = Batch::new(open_with(default_model(), ask).exec, sharing(keeping));
             let mut draw = Draw(7);
-            soak(&mut batch, 500, &mut draw);
+            // By then every buffer has been as large as it gets.
+            soak(&mut batch, 1_500, &mut draw);
             let before = held();
             let (ended, left) = soak(&mut batch, 2_500, &mut draw);
             let (after, n) = (held(), 2_500);

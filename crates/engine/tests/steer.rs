@@ -2,7 +2,6 @@
 
 use engine::batch::{AtEnd, Batch, Job, Keeping, Park, Sharing, Sink, Steer, Told};
 use engine::open::On;
-use engine::prefix::{Owner, Role};
 use engine::{Ask, Finish, Model, OpenOptions, Sampling};
 use std::sync::{Arc, Mutex};
 use text::constrain::{Constraint, Matcher, Reasoning};
@@ -55,11 +54,9 @@ struct Says {
 
 fn greedy(b: &mut Batch, prompt: &[u32], max_tokens: u32, says: Says) -> Made {
     let Says { steer, at_end, constraint, end } = says;
-    let (prompt, sampling, ear) = (prompt.into(), Sampling::greedy(), Ear::default());
-    let ends = Arc::new(move |id| end == Some(id));
-    let (max_tokens, from, marks) = (Some(max_tokens), (Role::Main, Owner(0)), Vec::new());
-    let job =
-        Job { prompt, sampling, max_tokens, constraint, ends, at_end, steer, prompt_logprobs: false, from, marks };
+    let (ear, ends) = (Ear::default(), Arc::new(move |id| end == Some(id)));
+    let plain = Job::new(prompt, Sampling::greedy());
+    let job = Job { max_tokens: Some(max_tokens), constraint, ends, at_end, steer, ..plain };
     b.submit(job, Box::new(ear.clone())).unwrap();
     while b.turn() {}
     let made = ear.0.lock().unwrap().clone();

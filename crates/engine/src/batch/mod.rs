@@ -196,12 +196,20 @@ impl Batch {
     pub fn submit(&mut self, mut job: Job, to: Box<dyn Sink>) -> Result<()> {
         job.check(&self.exec)?;
         let prompt = job.prompt.len() as u32;
-        // Segments keep states where they pass marks. Other slices end there, unless each of them would read all weights
-        // that are not in memory.
+        // Segments keep states where they pass marks, nearly: on their grid of rows. Other slices end there, unless each of
+        // them would read all weights that are not in memory.
         let layered = matches!(self.exec.plan().order, Order::LayerOuter { .. });
-        let whole = self.exec.cache_figures().is_some() && !layered;
-        job.marks = if whole { Vec::new() } else { marks(&job.marks, prompt, self.reuse.exact()) };
-        let cuts: &[u32] = if layered { &[] } else { &job.marks };
+        let streams = self.exec.cache_figures().is_some();
+        job.marks = if streams && !layered { Vec::new() } else { marks(&job.marks, prompt, self.reuse.exact()) };
+        let cuts: &[u32] = match job.marks.last() {
+            // These go on anywhere.
+            _ if !self.exec.needs_snapshots() => &[],
+            _ if !layered => &job.marks,
+            // The next turn most likely goes on at the last of them, where a slice more costs less than reading up to 63 ids
+            // again.
+            Some(last) if !streams && !self.reuse.exact() => std::slice::from_ref(last),
+            _ => &[],
+        };
         let id = Id(self.next);
         let ask = Ask { prompt, most: job.max_tokens, drafts: job.drafts() };
         self.schedule.arrive(id, ask, cuts).map_err(|e| self.refused(e, &job))?;

@@ -6,7 +6,7 @@ use crate::disk::Where;
 use crate::error::Result;
 use crate::executor::{Executor, Segment};
 use crate::prefix::{Anchor, Found, Kind, Miss, Role, SnapId, Tree, thin};
-use memory::PageId;
+use memory::{Order, PageId};
 use state::{Beginning, PART_ROWS, Park, SeqId, Snapshot};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -155,12 +155,15 @@ impl Reuse {
         Found { resume, pages: f.pages[..whole.min(f.pages.len())].to_vec(), tail, ..f }
     }
 
-    /// A sequence has read its prompt up to `len`. At a mark that is kept.
+    /// A sequence has read its prompt up to `len`. At a mark that is kept. What goes layer by layer keeps states at multiples of
+    /// 64 rows from where a slice begins, so a mark less than that behind the end of a slice has its state there.
     pub fn passed(&mut self, exec: &mut Executor, s: &Session, len: u32) {
-        if self.off() || !s.job.marks.contains(&len) {
+        let layered = matches!(exec.plan().order, Order::LayerOuter { .. });
+        let reach = if layered && self.anchored { PART_ROWS } else { 1 };
+        let Some(mark) = s.job.marks.iter().position(|m| (len..len + reach).contains(m)).filter(|_| !self.off()) else {
             return;
-        }
-        let kind = if s.job.marks.first() == Some(&len) { Kind::Root } else { Kind::Message };
+        };
+        let kind = if mark == 0 { Kind::Root } else { Kind::Message };
         if let Some(seq) = s.seq {
             self.keep(exec, s, seq, len, kind);
         }

@@ -47,6 +47,21 @@ pub struct Job {
 }
 
 impl Job {
+    /// A request of the first conversation there is, for an answer that goes on to the end of the context.
+    pub fn new(prompt: impl Into<Arc<[u32]>>, sampling: Sampling) -> Job {
+        Job {
+            prompt: prompt.into(),
+            sampling,
+            max_tokens: None,
+            constraint: None,
+            ends: Arc::new(|_| false),
+            at_end: None,
+            steer: None,
+            prompt_logprobs: false,
+            from: (Role::Main, Owner(0)),
+            marks: Vec::new(),
+        }
+    }
     /// Whether tokens may be drafted ahead: masks are worked out token by token, beside the pass, and drafts know nothing of
     /// them.
     pub(super) fn drafts(&self) -> bool {
@@ -278,19 +293,7 @@ mod tests {
     }
 
     fn session(sampling: Sampling) -> Session {
-        let job = Job {
-            prompt: Arc::from([1u32]),
-            sampling,
-            max_tokens: None,
-            constraint: None,
-            ends: Arc::new(|_| false),
-            at_end: None,
-            steer: None,
-            prompt_logprobs: false,
-            from: (Role::Main, Owner(1)),
-            marks: Vec::new(),
-        };
-        Session::new(job, Box::new(Nobody), 64)
+        Session::new(Job::new([1], sampling), Box::new(Nobody), 64)
     }
 
     /// A device that gives only the likeliest ids, and more of them than one session asked for, changes no answer.

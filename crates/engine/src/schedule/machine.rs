@@ -1,6 +1,7 @@
 //! The states of requests, and the choice of the next step.
 
-use super::costs::Costs;
+use super::costs::{Costs, GRID};
+use super::pace::{Pace, Token};
 use super::queue::{Queue, Waiting};
 use super::{Ask, Id, Limits, Outcome, Refused, Report, Room, Step};
 use memory::PAGE_POSITIONS;
@@ -42,6 +43,8 @@ pub struct Schedule {
     running: Vec<Running>,
     /// The step that was given out and not reported yet.
     given: Option<Step>,
+    /// How prompts and answers share time.
+    pace: Pace,
     /// Whether answers had the last turn beside a prompt.
     answered: bool,
     /// Who decodes first when not all fit into a step.
@@ -51,8 +54,8 @@ pub struct Schedule {
 impl Schedule {
     /// Nobody is there yet.
     pub fn new(limits: Limits) -> Self {
-        let (costs, queue, running) = (Costs::default(), Queue::default(), Vec::new());
-        Schedule { limits, costs, queue, running, given: None, answered: false, turn: 0 }
+        let (costs, queue, pace, running) = (Costs::default(), Queue::default(), Pace::default(), Vec::new());
+        Schedule { limits, costs, queue, running, given: None, pace, answered: false, turn: 0 }
     }
 
     /// Takes a request; its place in the queue, 0 where it can begin at once. Slices of its prompt end at `marks`, which
@@ -128,19 +131,23 @@ impl Schedule {
                 self.with(id, |r| (r.len, r.phase) = (kept.min(r.ask.prompt - 1), Phase::Reading { slice: None }));
             }
             (Step::Read { id, rows, layers }, Outcome::Read { ended }) => {
-                self.costs.read(rows, layers, self.limits.layers, took);
+                let from = self.limits.layers.max(1) - self.layers_left(id);
+                self.costs.read(rows, from..from + layers, took);
+                // Alone a prompt takes time from nobody.
+                if self.decoding() > 0 {
+                    self.pace.read(took.as_secs_f64());
+                }
                 self.answered = false;
                 self.read_on(id, rows, layers, ended);
             }
             (Step::Decode(ids), Outcome::Decoded { ended }) => {
-                self.costs.decoded(ids.len() as u32, took);
-                self.answered = true;
+                self.decoded(ids.len() as u32, took);
                 ids.iter().for_each(|&id| self.with(id, |r| r.len += 1));
                 ended.into_iter().for_each(|id| self.over(id));
             }
             (Step::Speculate { id, .. }, Outcome::Speculated { drafted, made, ended }) => {
                 self.costs.speculated(drafted, made, took);
-                self.answered = true;
+                self.answered(1, took);
                 self.with(id, |r| r.len += made);
                 if ended {
                     self.over(id);
@@ -148,8 +155,7 @@ impl Schedule {
             }
             // Whoever drafts could not come.
             (Step::Speculate { id, .. }, Outcome::Decoded { ended }) => {
-                self.costs.decoded(1, took);
-                self.answered = true;
+                self.decoded(1, took);
                 self.with(id, |r| r.len += 1);
                 ended.into_iter().for_each(|id| self.over(id));
             }
@@ -168,14 +174,39 @@ impl Schedule {
         if let Some(open) = self.admit() {
             return open;
         }
-        let reading = self.running.iter().position(|r| matches!(r.phase, Phase::Reading { .. }));
-        let decoding = self.running.iter().filter(|r| r.phase == Phase::Decoding).count();
-        match (reading, decoding) {
+        match (self.reading(), self.decoding()) {
             (None, 0) => Step::Idle,
             (Some(r), 0) => self.read(r, None),
-            (Some(r), n) if self.answered => self.read(r, Some(self.spare(n as u32))),
+            (Some(r), n) if self.answered => {
+                let (token, need) = (self.token(n as u32), self.need(r));
+                match self.pace.budget(token, need) {
+                    Some(budget) => self.read(r, Some(budget)),
+                    None => self.decode(n),
+                }
+            }
             (_, n) => self.decode(n),
         }
+    }
+
+    /// How many answers are made.
+    fn decoding(&self) -> usize {
+        self.running.iter().filter(|r| r.phase == Phase::Decoding).count()
+    }
+    /// Whose prompt is read.
+    fn reading(&self) -> Option<usize> {
+        self.running.iter().position(|r| matches!(r.phase, Phase::Reading { .. }))
+    }
+
+    /// A plain step of so many rows was done.
+    fn decoded(&mut self, rows: u32, took: Duration) {
+        self.costs.decoded(rows, !self.answered, took);
+        self.answered(rows, took);
+    }
+    /// So many answers got a token, or one a round.
+    fn answered(&mut self, n: u32, took: Duration) {
+        let beside = self.reading().map(|_| self.token(n));
+        self.pace.answered(beside, took.as_secs_f64());
+        self.answered = true;
     }
 
     /// Sets pages aside for answers that outgrew theirs; ends one for which there are none.
@@ -206,20 +237,34 @@ impl Schedule {
         Some(Step::Open(id))
     }
 
-    /// Seconds that a slice may take beside `n` answers; `None` where that is not known yet.
-    fn spare(&self, n: u32) -> f64 {
+    /// What a token takes beside `n` answers. What was never seen takes no time, so that only the least is read beside it.
+    fn token(&self, n: u32) -> Token {
         let (solo, now) = match self.drafts(n) {
-            0 => (self.costs.decode_s(1), self.costs.decode_s(n)),
+            0 => (self.costs.decode_s(1), self.costs.behind_s(n)),
             k => (self.costs.round_s(k), self.costs.round_s(k)),
         };
-        // A decode step came before, so something is known; nothing would be the smallest slice.
-        (self.limits.patience * solo.unwrap_or(0.0) - now.unwrap_or(0.0)).max(0.0)
+        Token { solo: solo.unwrap_or(0.0), now: now.unwrap_or(0.0), patience: self.limits.patience }
+    }
+    /// Seconds of the least that can be read next.
+    fn need(&self, at: usize) -> Option<f64> {
+        let (r, of) = (&self.running[at], self.limits.layers.max(1));
+        match r.phase {
+            Phase::Reading { slice: Some((rows, left)) } => self.costs.pieces_s(rows, of - left..of - left + 1),
+            _ => self.costs.dearest_s(GRID.min(r.ask.prompt - r.len), of),
+        }
+    }
+    /// Layers that the slice under way, or the next one, still has.
+    fn layers_left(&self, id: Id) -> u32 {
+        match self.running.iter().find(|r| r.id == id).map(|r| r.phase) {
+            Some(Phase::Reading { slice: Some((_, left)) }) => left,
+            _ => self.limits.layers.max(1),
+        }
     }
 
     fn read(&self, at: usize, budget: Option<f64>) -> Step {
         let (r, of) = (&self.running[at], self.limits.layers.max(1));
         let (rows, layers) = match r.phase {
-            Phase::Reading { slice: Some((rows, left)) } => (rows, self.costs.layers(rows, left, of, budget)),
+            Phase::Reading { slice: Some((rows, left)) } => (rows, self.costs.layers(rows, of - left..of, budget)),
             _ => {
                 let next = r.marks.iter().find(|&&m| m > r.len).map_or(r.ask.prompt, |&m| m.min(r.ask.prompt));
                 self.costs.slice(next - r.len, self.limits.chunk, of, budget)
@@ -229,20 +274,14 @@ impl Schedule {
     }
 
     fn read_on(&mut self, id: Id, rows: u32, layers: u32, ended: bool) {
-        let of = self.limits.layers.max(1);
-        self.with(id, |r| {
-            let left = match r.phase {
-                Phase::Reading { slice: Some((_, left)) } => left,
-                _ => of,
-            };
-            match left.saturating_sub(layers) {
-                0 => {
-                    r.len += rows;
-                    let more = r.len < r.ask.prompt;
-                    r.phase = if more { Phase::Reading { slice: None } } else { Phase::Decoding };
-                }
-                left => r.phase = Phase::Reading { slice: Some((rows, left)) },
+        let left = self.layers_left(id);
+        self.with(id, |r| match left.saturating_sub(layers) {
+            0 => {
+                r.len += rows;
+                let more = r.len < r.ask.prompt;
+                r.phase = if more { Phase::Reading { slice: None } } else { Phase::Decoding };
             }
+            left => r.phase = Phase::Reading { slice: Some((rows, left)) },
         });
         if ended {
             self.over(id);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// SplitMix64: the whole script follows from its seed.
-struct Draw(u64);
+pub(super) struct Draw(pub u64);
 
 impl Draw {
     fn next(&mut self) -> u64 {
@@ -17,7 +17,7 @@ impl Draw {
         let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ (z >> 31)
     }
-    fn below(&mut self, n: u32) -> u32 {
+    pub fn below(&mut self, n: u32) -> u32 {
         (self.next() % n.max(1) as u64) as u32
     }
     fn one_in(&mut self, n: u32) -> bool {
@@ -318,7 +318,7 @@ mod long {
     }
 }
 
-fn limits() -> Limits {
+pub(super) fn limits() -> Limits {
     Limits {
         parallel: 4,
         pages: 100,
@@ -332,52 +332,6 @@ fn limits() -> Limits {
         drafts: 0,
         patience: 2.0,
     }
-}
-
-/// Runs one request's answer beside another's prompt; the times between its tokens, and the prompt's.
-fn beside(decode: f64, row: f64, fixed: f64, prompt: u32) -> (Vec<f64>, f64) {
-    let l = limits();
-    let mut s = Schedule::new(l);
-    s.arrive(Id(1), Ask { prompt: 64, most: None, drafts: false }, &[]).unwrap();
-    let (mut now, mut last, mut gaps) = (0.0, 0.0, Vec::new());
-    let (mut came, mut steps) = (f64::INFINITY, 0);
-    loop {
-        let (outcome, took) = match s.step() {
-            Step::Open(_) => (Outcome::Opened { kept: 0 }, 0.0),
-            Step::Read { rows, layers, .. } => {
-                (Outcome::Read { ended: false }, (fixed + row * rows as f64) * layers as f64 / l.layers as f64)
-            }
-            Step::Decode(ids) if ids.contains(&Id(2)) => return (gaps, now - came),
-            Step::Decode(_) => (Outcome::Decoded { ended: vec![] }, decode),
-            other => panic!("{other:?}"),
-        };
-        now += took;
-        if matches!(outcome, Outcome::Decoded { .. }) {
-            if came.is_finite() {
-                gaps.push(now - last);
-            }
-            last = now;
-            steps += 1;
-        }
-        s.done((outcome, Duration::from_secs_f64(took)));
-        if steps == 10 && !came.is_finite() {
-            came = now;
-            s.arrive(Id(2), Ask { prompt, most: Some(8), drafts: false }, &[]).unwrap();
-        }
-    }
-}
-
-#[test]
-fn an_answer_keeps_its_pace_beside_a_long_prompt() {
-    // A chunk of 256 rows takes 278 ms, forty times a token.
-    let (decode, row, fixed) = (0.007, 0.001, 0.02);
-    let (mut gaps, read) = beside(decode, row, fixed, 7_000);
-    gaps.sort_by(f64::total_cmp);
-    let most = gaps[gaps.len() - 1];
-    assert!(most <= 2.0 * decode * 1.01, "{most} beside {decode} alone");
-    // Half of the time is the prompt's, and its slices are large enough to cost little more than alone.
-    let alone = 7_000.0 * row + 7_000.0 / 256.0 * fixed;
-    assert!(read <= 3.0 * alone, "{read} s instead of {alone}");
 }
 
 #[test]
