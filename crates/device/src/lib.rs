@@ -41,4 +41,4 @@ pub use op::{
 };
 pub use profile::{Profile, Profiled};
 pub use reference::Reference;
-pub use view::{Act, AllocId, BEGINS_ROW, Buf, ExpertBias, ExpertMats, Glu, Layout, Mat, MatSet, View};
+pub use view::{Act, AllocId, BEGINS_ROW, Buf, ExpertBias, ExpertMats, Glu, Layout, Mat, MatSet, View, arranged};

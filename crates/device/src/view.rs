@@ -246,8 +246,9 @@ pub struct ExpertMats {
     pub down: MatSet,
     /// `i32[E]`: slot of each expert, -1 where absent. `None`: slot = expert.
     pub slot_of: Option<Buf>,
-    /// `i32[E, 3, 4]`: bytes from the beginning of an expert's slot to each plane of its gate, up and down matrix, where
-    /// slots hold parts of a file as they were read and no two experts lie alike. `None`: 0. Host backends only.
+    /// `i32[E, 13]`: bytes from the beginning of an expert's slot to each of the four planes of its gate, up and down
+    /// matrix, where slots hold parts of a file as they were read and no two experts lie alike; then [`arranged`] of the
+    /// three. `None`: 0. Host backends only.
     pub begins: Option<Buf>,
     /// What is added to the products.
     pub bias: ExpertBias,
@@ -256,4 +257,24 @@ pub struct ExpertMats {
 }
 
 /// Bytes of an expert's row in [`ExpertMats::begins`].
-pub const BEGINS_ROW: u64 = 3 * 4 * checkpoint::PLANES as u64;
+pub const BEGINS_ROW: u64 = 4 * (3 * checkpoint::PLANES as u64 + 1);
+
+/// The last number of an expert's row in [`ExpertMats::begins`]: which of gate, up and down lie interleaved.
+pub fn arranged(mats: [Layout; 3]) -> i32 {
+    mats.iter().enumerate().map(|(i, l)| i32::from(*l == Layout::Interleaved) << i).sum()
+}
+
+/// Where an expert's matrices lie, from its row of [`ExpertMats::begins`] (numbers of four bytes): where planes begin, and
+/// whether each is interleaved. `None` for a row that says something impossible.
+pub fn places(row: &[[u8; 4]]) -> Option<[([u64; checkpoint::PLANES], bool); 3]> {
+    let mut all = [([0; checkpoint::PLANES], false); 3];
+    let (at, flags) = row.split_at_checked(3 * checkpoint::PLANES)?;
+    let flags = i32::from_le_bytes(*flags.first()?);
+    for (i, (mat, at)) in all.iter_mut().zip(at.chunks(checkpoint::PLANES)).enumerate() {
+        mat.1 = flags >> i & 1 == 1;
+        for (to, at) in mat.0.iter_mut().zip(at) {
+            *to = u64::try_from(i32::from_le_bytes(*at)).ok()?;
+        }
+    }
+    Some(all)
+}

@@ -282,7 +282,9 @@ fn experts_that_begin_anywhere_in_their_slots_give_the_same_bits() {
         let to = &mut pool[slot * slot_bytes..][..slot_bytes];
         to[down_at..][..down].copy_from_slice(&c.down.bytes[expert * down..][..down]);
         to[gate_at..][..gate_up].copy_from_slice(&c.gate_up.bytes[expert * gate_up..][..gate_up]);
-        begins.extend([gate_at, gate_at + gate_up / 2, down_at].into_iter().flat_map(|at| [at as i32, 0, 0, 0]));
+        begins.extend(
+            [gate_at, gate_at + gate_up / 2, down_at].into_iter().flat_map(|at| [at as i32, 0, 0, 0]).chain([0]),
+        );
     }
     for mut rig in [
         Rig::cpu(Isa::best(), 2),
@@ -299,6 +301,21 @@ fn experts_that_begin_anywhere_in_their_slots_give_the_same_bits() {
         l.e.begins = Some(rig.ints(&begins, begins.len()).buf);
         l.run(&mut rig, Pick::All, Part::Both).unwrap();
         assert_eq!(want, l.result(&mut rig));
+        // Some of them interleaved where they lie, and of one only a matrix.
+        for (expert, mats) in [(0, 0..3), (2, 1..2), (4, 0..3)] {
+            let row = &mut begins[13 * expert..][..13];
+            let mut layouts = [device::Layout::File; 3];
+            for i in mats {
+                let set = [l.e.gate, l.e.up, l.e.down][i];
+                let m = set.slot(slots[expert] as u32).unwrap().moved([row[4 * i] as u64, 0, 0, 0]).unwrap();
+                layouts[i] = rig.dev.arrange(&m).unwrap();
+            }
+            row[12] = device::arranged(layouts);
+        }
+        l.e.begins = Some(rig.ints(&begins, begins.len()).buf);
+        l.run(&mut rig, Pick::All, Part::Both).unwrap();
+        assert_eq!(want, l.result(&mut rig), "interleaved");
+        (0..5).for_each(|expert| begins[13 * expert + 12] = 0);
         begins[0] = i32::MAX;
         l.e.begins = Some(rig.ints(&begins, begins.len()).buf);
         assert!(l.run(&mut rig, Pick::Experts(vec![0]), Part::Both).is_err(), "behind the end");

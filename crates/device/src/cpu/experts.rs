@@ -13,7 +13,7 @@ use super::share::share_out;
 use super::span::vector;
 use crate::error::{Error, Result};
 use crate::op::{Acc, Part, Pick, Routing};
-use crate::view::{BEGINS_ROW, Buf, ExpertMats, Glu, MatSet, View};
+use crate::view::{BEGINS_ROW, Buf, ExpertMats, Glu, Layout, MatSet, View, places};
 use checkpoint::PLANES;
 use std::ops::Range;
 
@@ -74,18 +74,13 @@ fn slot(cx: &Cx, e: &ExpertMats, expert: u32) -> Result<u32> {
     u32::try_from(slot).map_err(|_| Error::BadBuf)
 }
 
-/// Where the planes of an expert's gate, up and down matrix begin in its slot.
-fn begins(cx: &Cx, e: &ExpertMats, expert: u32) -> Result<[[u64; PLANES]; 3]> {
-    let mut all = [[0; PLANES]; 3];
-    let Some(table) = e.begins else { return Ok(all) };
+/// Where the planes of an expert's gate, up and down matrix begin in its slot, and whether they are interleaved.
+fn begins(cx: &Cx, e: &ExpertMats, expert: u32) -> Result<[([u64; PLANES], bool); 3]> {
+    let Some(table) = e.begins else { return Ok([([0; PLANES], false); 3]) };
     let at = table.slice(expert as u64 * BEGINS_ROW, BEGINS_ROW).ok_or(Error::BadBuf)?;
-    let row = cx.mem.ptr(&at)?.cast::<i32>();
-    for (i, begin) in all.as_flattened_mut().iter_mut().enumerate() {
-        // SAFETY: a row has as many numbers; nobody writes the table while an op reads it.
-        let bytes = unsafe { row.add(i).read_unaligned() };
-        *begin = u64::try_from(bytes).map_err(|_| Error::BadBuf)?;
-    }
-    Ok(all)
+    // SAFETY: the bytes of a row; nobody writes the table while an op reads it.
+    let row = unsafe { std::slice::from_raw_parts(cx.mem.ptr(&at)?, BEGINS_ROW as usize) };
+    places(row.as_chunks::<4>().0).ok_or(Error::BadBuf)
 }
 
 /// The `n` numbers of an expert's bias.
@@ -118,8 +113,11 @@ fn plan(cx: &Cx, g: &Group) -> Result<Plan> {
         Pick::Experts(of) => each.filter(|(id, _)| of.contains(id)).collect(),
     };
     pairs.sort_unstable();
-    let matrix = |set: &MatSet, slot: u32, begin| {
-        let m = set.slot(slot).and_then(|m| m.moved(begin)).ok_or(Error::BadBuf)?;
+    let matrix = |set: &MatSet, slot: u32, (begin, interleaved): ([u64; PLANES], bool)| {
+        let mut m = set.slot(slot).and_then(|m| m.moved(begin)).ok_or(Error::BadBuf)?;
+        if interleaved {
+            m.layout = Layout::Interleaved;
+        }
         Matrix::new(cx, "expert_group", &m)
     };
     let mut out = Plan { experts: Vec::new(), places: Vec::with_capacity(pairs.len()) };

@@ -5,7 +5,7 @@ use super::values::{floats, floats_at, ints, mat, put, put_ints};
 use crate::error::{Error, Result};
 use crate::host::HostMemory;
 use crate::op::{Acc, Groups, Part, Pick, Router, RouterScore, Routing};
-use crate::view::{BEGINS_ROW, Buf, ExpertMats, Mat, MatSet, View};
+use crate::view::{BEGINS_ROW, Buf, ExpertMats, Layout, Mat, MatSet, View, places};
 use checkpoint::PLANES;
 
 pub fn route(mem: &HostMemory, out: &Routing, logits: &View, router: &Router) -> Result<()> {
@@ -63,19 +63,23 @@ fn slot(mem: &HostMemory, e: &ExpertMats, expert: u32) -> Result<Option<u32>> {
     Ok(u32::try_from(i32::from_le_bytes([b[0], b[1], b[2], b[3]])).ok())
 }
 
-/// Where the planes of an expert's gate, up and down matrix begin in its slot.
-fn begins(mem: &HostMemory, e: &ExpertMats, expert: u32) -> Result<[[u64; PLANES]; 3]> {
-    let mut all = [[0; PLANES]; 3];
-    let Some(table) = e.begins else { return Ok(all) };
+/// Where the planes of an expert's gate, up and down matrix begin in its slot, and whether they are interleaved.
+fn begins(mem: &HostMemory, e: &ExpertMats, expert: u32) -> Result<[([u64; PLANES], bool); 3]> {
+    let Some(table) = e.begins else { return Ok([([0; PLANES], false); 3]) };
     let row = mem.bytes(&table.slice(expert as u64 * BEGINS_ROW, BEGINS_ROW).ok_or(Error::BadBuf)?)?;
-    for (begin, b) in all.as_flattened_mut().iter_mut().zip(row.as_chunks::<4>().0) {
-        *begin = u64::try_from(i32::from_le_bytes(*b)).map_err(|_| Error::BadBuf)?;
-    }
-    Ok(all)
+    places(row.as_chunks::<4>().0).ok_or(Error::BadBuf)
 }
 
-fn product(mem: &HostMemory, set: &MatSet, slot: u32, begin: [u64; PLANES]) -> Result<(Mat, Vec<Vec<f32>>)> {
-    let m = set.slot(slot).and_then(|m| m.moved(begin)).ok_or(Error::BadBuf)?;
+fn product(
+    mem: &HostMemory,
+    set: &MatSet,
+    slot: u32,
+    (begin, interleaved): ([u64; PLANES], bool),
+) -> Result<(Mat, Vec<Vec<f32>>)> {
+    let mut m = set.slot(slot).and_then(|m| m.moved(begin)).ok_or(Error::BadBuf)?;
+    if interleaved {
+        m.layout = Layout::Interleaved;
+    }
     Ok((m, mat(mem, &m)?))
 }
 

@@ -6,7 +6,7 @@ use crate::experts::LayerExperts;
 use crate::io::{Files, Finished, Job, RangeReader, ReadQueue, Urgency, Wanted};
 use crate::record::{LayerRecords, Record};
 use checkpoint::{Checkpoint, PLANES};
-use device::{BEGINS_ROW, Buf, Device, ExpertBias, ExpertMats, Glu, MatSet, SharedBytes};
+use device::{BEGINS_ROW, Buf, Device, ExpertBias, ExpertMats, Glu, Layout, MatSet, SharedBytes, arranged};
 use memory::experts::{Ahead, ExpertId, Guessed, Lookahead, Policy, PoolSize, Scope, SlotState};
 use memory::{Class, Ledger, SlotId, SlotPool, Tier};
 use std::collections::{BTreeMap, HashMap};
@@ -45,6 +45,8 @@ struct Layer {
     slot_of: Buf,
     /// Sums of records that were read before.
     sums: Vec<Option<u64>>,
+    /// Whether each expert was found in its slot since it was read.
+    found: Vec<bool>,
 }
 
 struct Pool {
@@ -199,7 +201,37 @@ impl Store {
         }
         let loading = Loading { id, pool: l.pool, slot, left: halves, failed: None, jobs };
         self.loading.insert(id, loading);
+        if let Some(n) = self.layers.get_mut(&id.layer).and_then(|l| l.found.get_mut(id.expert as usize)) {
+            *n = false;
+        }
+        self.say_arranged(d, id, [Layout::File; 3])?;
         self.point(d, id, Some(slot))
+    }
+    /// An expert was found in its slot. The first time it is interleaved there, as weights in memory are: that takes longer
+    /// than it saves one token, so what is read for one alone stays as it lies in the file.
+    pub fn found(&mut self, d: &mut dyn Device, id: ExpertId, slot: SlotId) -> Result<()> {
+        let Some(l) = self.layers.get_mut(&id.layer) else { return Ok(()) };
+        let (Some(found), Some(r)) = (l.found.get_mut(id.expert as usize), l.records.get(id.expert as usize)) else {
+            return Ok(());
+        };
+        if std::mem::replace(found, true) {
+            return Ok(());
+        }
+        let mut layouts = [Layout::File; 3];
+        for ((set, begin), layout) in [l.mats.gate, l.mats.up, l.mats.down].iter().zip(r.begins).zip(&mut layouts) {
+            // What stays when the slot is given away must stay as it is.
+            let in_slot = set.first.planes.iter().zip(set.step).all(|(p, step)| p.is_none() || step > 0);
+            if let Some(m) = set.slot(slot.0).and_then(|m| m.moved(begin)).filter(|_| in_slot) {
+                *layout = d.arrange(&m)?;
+            }
+        }
+        self.say_arranged(d, id, layouts)
+    }
+    fn say_arranged(&self, d: &mut dyn Device, id: ExpertId, mats: [Layout; 3]) -> Result<()> {
+        let Some(l) = self.layers.get(&id.layer) else { return Ok(()) };
+        let at = u64::from(id.expert + 1) * BEGINS_ROW - 4;
+        d.write(l.begins.slice(at, 4).ok_or(device::Error::BadBuf)?, &arranged(mats).to_le_bytes())?;
+        Ok(())
     }
     /// Somebody waits for what was only expected.
     pub fn hurry(&mut self, id: ExpertId) {
@@ -367,9 +399,12 @@ fn layer(
     dev.write(slot_of, &vec![0xFF; l.experts as usize * 4])?;
     let begins = cut.take(u64::from(l.experts) * BEGINS_ROW)?;
     let mut table = Vec::with_capacity(begins.bytes() as usize);
-    for at in records.iter().flat_map(|r| r.begins.as_flattened()) {
-        let at = i32::try_from(*at).map_err(|_| unusable(0, "its experts are larger than 2 GiB"))?;
-        table.extend(at.to_le_bytes());
+    for r in &records {
+        for at in r.begins.as_flattened() {
+            let at = i32::try_from(*at).map_err(|_| unusable(0, "its experts are larger than 2 GiB"))?;
+            table.extend(at.to_le_bytes());
+        }
+        table.extend(arranged([Layout::File; 3]).to_le_bytes());
     }
     dev.write(begins, &table)?;
     let mut sets = [None; 3];
@@ -396,8 +431,8 @@ fn layer(
     }
     let [Some(gate), Some(up), Some(down)] = sets else { return Err(unusable(0, "a matrix is missing")) };
     let mats = LayerExperts { gate, up, down, slot_of: Some(slot_of) };
-    let sums = vec![None; l.experts as usize];
-    Ok(Layer { pool, records, mats, begins, slot_of, sums })
+    let (sums, found) = (vec![None; l.experts as usize], vec![false; l.experts as usize]);
+    Ok(Layer { pool, records, mats, begins, slot_of, sums, found })
 }
 
 /// A buffer that is cut from the front.

@@ -107,6 +107,9 @@ impl Visiting {
             if !coming.is_empty() {
                 store.hurry(id);
             }
+            for &(_, slot) in &hits {
+                store.found(d, id, slot)?;
+            }
             for &(_, slot) in &fetch {
                 store.fetch(d, id, slot, Urgency::Demand)?;
             }
