@@ -11,6 +11,8 @@ use std::ops::Range;
 
 /// Most activation rows of one kernel call.
 pub const BLOCK: usize = 128;
+/// Rows for which no room for [`BLOCK`] of them is made: clearing it would be a twentieth of the time of one row.
+const FEW: usize = 4;
 /// Bytes of activations that one block may have, to stay in a core's own cache while weights pass by.
 const BLOCK_BYTES: usize = 512 << 10;
 /// Multiplications below which waking threads costs more than it gains.
@@ -56,12 +58,34 @@ impl Matrix {
         rows: usize,
         of: impl Fn(usize) -> usize,
         tiles: Range<usize>,
+        put: impl FnMut(usize, usize, &[f32]),
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if rows <= FEW {
+                self.in_blocks::<FEW>(x, rows, of, tiles, put)
+            } else {
+                self.in_blocks::<BLOCK>(x, rows, of, tiles, put)
+            }
+        }
+    }
+    /// [`product`](Self::product) with at most `B` rows in a kernel call.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline]
+    unsafe fn in_blocks<const B: usize>(
+        &self,
+        x: &Acts,
+        rows: usize,
+        of: impl Fn(usize) -> usize,
+        tiles: Range<usize>,
         mut put: impl FnMut(usize, usize, &[f32]),
     ) {
         let from = x.of(self.kernel.operand);
-        let block = (BLOCK_BYTES / from.stride.max(1)).clamp(8, BLOCK);
-        let mut acc = [[0.0; TILE]; BLOCK];
-        let mut x = [std::ptr::null(); BLOCK];
+        let block = (BLOCK_BYTES / from.stride.max(1)).clamp(8, BLOCK).min(B);
+        let mut acc = [[0.0; TILE]; B];
+        let mut x = [std::ptr::null(); B];
         for first in (0..rows).step_by(block) {
             let here = block.min(rows - first);
             x[..here].iter_mut().enumerate().for_each(|(i, p)| *p = from.row(of(first + i)));
