@@ -193,6 +193,11 @@ impl MatSet {
         }
         Some(m)
     }
+    /// The matrix that lies at `place` in slot `s`, or `None` where there is no room for one.
+    pub fn placed(&self, s: u32, (begin, interleaved): Place) -> Option<Mat> {
+        let m = self.slot(s)?.moved(begin)?;
+        Some(if interleaved { Mat { layout: Layout::Interleaved, ..m } } else { m })
+    }
 }
 
 impl Mat {
@@ -259,6 +264,9 @@ pub struct ExpertMats {
 /// Bytes of an expert's row in [`ExpertMats::begins`].
 pub const BEGINS_ROW: u64 = 4 * (3 * checkpoint::PLANES as u64 + 1);
 
+/// Where planes of a matrix begin in its slot, and whether it is interleaved there.
+pub type Place = ([u64; checkpoint::PLANES], bool);
+
 /// The last number of an expert's row in [`ExpertMats::begins`]: which of gate, up and down lie interleaved.
 pub fn arranged(mats: [Layout; 3]) -> i32 {
     mats.iter().enumerate().map(|(i, l)| i32::from(*l == Layout::Interleaved) << i).sum()
@@ -266,7 +274,7 @@ pub fn arranged(mats: [Layout; 3]) -> i32 {
 
 /// Where an expert's matrices lie, from its row of [`ExpertMats::begins`] (numbers of four bytes): where planes begin, and
 /// whether each is interleaved. `None` for a row that says something impossible.
-pub fn places(row: &[[u8; 4]]) -> Option<[([u64; checkpoint::PLANES], bool); 3]> {
+pub fn places(row: &[[u8; 4]]) -> Option<[Place; 3]> {
     let mut all = [([0; checkpoint::PLANES], false); 3];
     let (at, flags) = row.split_at_checked(3 * checkpoint::PLANES)?;
     let flags = i32::from_le_bytes(*flags.first()?);

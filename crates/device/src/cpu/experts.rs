@@ -13,7 +13,7 @@ use super::share::share_out;
 use super::span::vector;
 use crate::error::{Error, Result};
 use crate::op::{Acc, Part, Pick, Routing};
-use crate::view::{BEGINS_ROW, Buf, ExpertMats, Glu, Layout, MatSet, View, places};
+use crate::view::{BEGINS_ROW, Buf, ExpertMats, Glu, MatSet, Place, View, places};
 use checkpoint::PLANES;
 use std::ops::Range;
 
@@ -75,7 +75,7 @@ fn slot(cx: &Cx, e: &ExpertMats, expert: u32) -> Result<u32> {
 }
 
 /// Where the planes of an expert's gate, up and down matrix begin in its slot, and whether they are interleaved.
-fn begins(cx: &Cx, e: &ExpertMats, expert: u32) -> Result<[([u64; PLANES], bool); 3]> {
+fn begins(cx: &Cx, e: &ExpertMats, expert: u32) -> Result<[Place; 3]> {
     let Some(table) = e.begins else { return Ok([([0; PLANES], false); 3]) };
     let at = table.slice(expert as u64 * BEGINS_ROW, BEGINS_ROW).ok_or(Error::BadBuf)?;
     // SAFETY: the bytes of a row; nobody writes the table while an op reads it.
@@ -113,11 +113,8 @@ fn plan(cx: &Cx, g: &Group) -> Result<Plan> {
         Pick::Experts(of) => each.filter(|(id, _)| of.contains(id)).collect(),
     };
     pairs.sort_unstable();
-    let matrix = |set: &MatSet, slot: u32, (begin, interleaved): ([u64; PLANES], bool)| {
-        let mut m = set.slot(slot).and_then(|m| m.moved(begin)).ok_or(Error::BadBuf)?;
-        if interleaved {
-            m.layout = Layout::Interleaved;
-        }
+    let matrix = |set: &MatSet, slot: u32, place: Place| {
+        let m = set.placed(slot, place).ok_or(Error::BadBuf)?;
         Matrix::new(cx, "expert_group", &m)
     };
     let mut out = Plan { experts: Vec::new(), places: Vec::with_capacity(pairs.len()) };

@@ -5,7 +5,7 @@ use super::values::{floats, floats_at, ints, mat, put, put_ints};
 use crate::error::{Error, Result};
 use crate::host::HostMemory;
 use crate::op::{Acc, Groups, Part, Pick, Router, RouterScore, Routing};
-use crate::view::{BEGINS_ROW, Buf, ExpertMats, Layout, Mat, MatSet, View, places};
+use crate::view::{BEGINS_ROW, Buf, ExpertMats, Mat, MatSet, Place, View, places};
 use checkpoint::PLANES;
 
 pub fn route(mem: &HostMemory, out: &Routing, logits: &View, router: &Router) -> Result<()> {
@@ -64,22 +64,14 @@ fn slot(mem: &HostMemory, e: &ExpertMats, expert: u32) -> Result<Option<u32>> {
 }
 
 /// Where the planes of an expert's gate, up and down matrix begin in its slot, and whether they are interleaved.
-fn begins(mem: &HostMemory, e: &ExpertMats, expert: u32) -> Result<[([u64; PLANES], bool); 3]> {
+fn begins(mem: &HostMemory, e: &ExpertMats, expert: u32) -> Result<[Place; 3]> {
     let Some(table) = e.begins else { return Ok([([0; PLANES], false); 3]) };
     let row = mem.bytes(&table.slice(expert as u64 * BEGINS_ROW, BEGINS_ROW).ok_or(Error::BadBuf)?)?;
     places(row.as_chunks::<4>().0).ok_or(Error::BadBuf)
 }
 
-fn product(
-    mem: &HostMemory,
-    set: &MatSet,
-    slot: u32,
-    (begin, interleaved): ([u64; PLANES], bool),
-) -> Result<(Mat, Vec<Vec<f32>>)> {
-    let mut m = set.slot(slot).and_then(|m| m.moved(begin)).ok_or(Error::BadBuf)?;
-    if interleaved {
-        m.layout = Layout::Interleaved;
-    }
+fn product(mem: &HostMemory, set: &MatSet, slot: u32, place: Place) -> Result<(Mat, Vec<Vec<f32>>)> {
+    let m = set.placed(slot, place).ok_or(Error::BadBuf)?;
     Ok((m, mat(mem, &m)?))
 }
 

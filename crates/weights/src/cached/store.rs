@@ -201,10 +201,10 @@ impl Store {
         }
         let loading = Loading { id, pool: l.pool, slot, left: halves, failed: None, jobs };
         self.loading.insert(id, loading);
-        if let Some(n) = self.layers.get_mut(&id.layer).and_then(|l| l.found.get_mut(id.expert as usize)) {
-            *n = false;
+        let found = self.layers.get_mut(&id.layer).and_then(|l| l.found.get_mut(id.expert as usize));
+        if found.is_some_and(std::mem::take) {
+            self.say_arranged(d, id, [Layout::File; 3])?;
         }
-        self.say_arranged(d, id, [Layout::File; 3])?;
         self.point(d, id, Some(slot))
     }
     /// An expert was found in its slot. The first time it is interleaved there, as weights in memory are: that takes longer
@@ -221,7 +221,7 @@ impl Store {
         for ((set, begin), layout) in [l.mats.gate, l.mats.up, l.mats.down].iter().zip(r.begins).zip(&mut layouts) {
             // What stays when the slot is given away must stay as it is.
             let in_slot = set.first.planes.iter().zip(set.step).all(|(p, step)| p.is_none() || step > 0);
-            if let Some(m) = set.slot(slot.0).and_then(|m| m.moved(begin)).filter(|_| in_slot) {
+            if let Some(m) = set.placed(slot.0, (begin, false)).filter(|_| in_slot) {
                 *layout = d.arrange(&m)?;
             }
         }

@@ -19,6 +19,8 @@ struct Need {
     given: [bool; 2],
     /// Whether somebody else had asked for it before, whose failure is not this visit's.
     joined: bool,
+    /// Whether it was in its slot already.
+    found: bool,
 }
 
 pub(super) struct Visiting {
@@ -56,7 +58,7 @@ impl Visiting {
         state.hold(layer, &ids);
         let need = |expert: u32| {
             let kind = if kept.binary_search(&expert).is_ok() { Visit::Decode } else { Visit::Sweep };
-            Need { expert, kind, slot: None, given: [false; 2], joined: false }
+            Need { expert, kind, slot: None, given: [false; 2], joined: false, found: false }
         };
         let mut needs: Vec<Need> = ids.into_iter().map(need).collect();
         if class == RowClass::Few {
@@ -68,6 +70,12 @@ impl Visiting {
         let mut v = Visiting { layer, class, mats, needs, computed: Vec::new() };
         v.place(store, d)?;
         store.foresee(d)?;
+        // By now everything that is missing was asked for, so this costs the disk nothing.
+        for n in v.needs.iter().filter(|n| n.found) {
+            if let Some(slot) = n.slot {
+                store.found(d, v.id(n), slot)?;
+            }
+        }
         let failed = store.poll(d, false)?;
         v.blame(failed)?;
         Ok(v)
@@ -107,13 +115,11 @@ impl Visiting {
             if !coming.is_empty() {
                 store.hurry(id);
             }
-            for &(_, slot) in &hits {
-                store.found(d, id, slot)?;
-            }
             for &(_, slot) in &fetch {
                 store.fetch(d, id, slot, Urgency::Demand)?;
             }
             self.needs[i].joined = !coming.is_empty();
+            self.needs[i].found |= !hits.is_empty();
             self.needs[i].slot = hits.iter().chain(&coming).chain(&fetch).map(|f| f.1).next();
             if !later.is_empty() {
                 // The ones behind it would only take what it waits for.
