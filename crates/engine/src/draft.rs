@@ -42,13 +42,15 @@ impl Behind<'_> {
         let (r, one) = (&self.rows, |v: View| v.rows(i, 1));
         Rows { n: 1, ids: self.id, pos: one(r.pos), seq_of: one(r.seq_of), rec_to: one(r.rec_to), ..*r }
     }
-    /// Drafts row by row, each from the token that `choose` took from the logits before. A dry run does one row.
+    /// Drafts row by row, each from the token that `choose` took from the logits before; `bring` sees to it that its
+    /// embedding can be looked up. A dry run does one row.
     pub fn draft(
         &self,
         dev: &mut dyn Device,
         (w, st): (&Resident, &State),
         first: u32,
         experts: &mut dyn ExpertSource,
+        bring: &mut dyn FnMut(&mut dyn Device, u32) -> Result<()>,
         choose: &mut dyn FnMut(&mut [f32]) -> Option<u32>,
     ) -> Result<Vec<u32>> {
         dev.scope(Region::Step, |dev| {
@@ -56,6 +58,7 @@ impl Behind<'_> {
             let logits = self.take(dev, self.vocab)?;
             let (mut ids, mut last) = (Vec::new(), first);
             for i in 0..self.rows.n {
+                bring(dev, last)?;
                 // An id beyond i32 is in no vocabulary.
                 dev.write_i32(self.id, &[i32::try_from(last).unwrap_or(-1)])?;
                 let r = self.row(i);

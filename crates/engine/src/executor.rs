@@ -7,10 +7,11 @@ mod ahead;
 mod lease;
 mod segment;
 mod share;
+mod tables;
 
 use crate::error::{Error, Result};
 use crate::machine::Watch;
-use crate::plan::{limits, pick_bytes, side_bytes, step_rows, streams};
+use crate::plan::{limits, pick_bytes, step_rows, streams};
 use crate::stream::{MakeReader, Streamed, stream_layers};
 use checkpoint::Checkpoint;
 use device::{Act, Device, GraphKey, Op, Region, RowClass, Rows, View};
@@ -20,13 +21,13 @@ use state::{Recurrent, SeqId, Span, State};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use weights::{
-    Bound, CacheStats, ExpertSource, Listener, Progress, Resident, Role, RowReader, SharedStats, Tap, Tapped, WId,
-    Weights,
+    Bound, CacheStats, ExpertSource, Listener, Progress, Resident, Role, SharedStats, Tap, Tapped, WId, Weights, Window,
 };
 
 pub use lease::Leased;
 pub(crate) use segment::Through;
 pub use segment::{OnMark, Passed, Segment};
+use tables::SideRows;
 
 /// The operands of one pass over a step's rows.
 pub(crate) struct Pass<'a> {
@@ -117,47 +118,6 @@ fn foresee(cx: &mut Cx, p: &Pass, l: u32, x: &mut Carry, experts: &mut dyn Exper
     Ok(())
 }
 
-/// The reader of a family's side table, and where its rows go: one address for every step.
-struct SideRows {
-    reader: RowReader,
-    to: View,
-    values: Vec<f32>,
-}
-
-impl SideRows {
-    fn new(
-        family: &dyn Family,
-        ck: &Checkpoint,
-        bounds: &[Bound],
-        plan: &Plan,
-        ledger: &Ledger,
-        dev: &mut dyn Device,
-    ) -> Result<Option<Self>> {
-        let Some(side) = family.side() else { return Ok(None) };
-        let table = bounds.iter().find(|b| b.id == side.table);
-        let missing = || weights::Error::NotLoaded("the table of per-layer embeddings".into());
-        let reader = RowReader::new(ck, table.ok_or_else(missing)?)?;
-        let paid =
-            ledger.reserve_planned(plan.tier, Class::Workspace, "per-layer embeddings", side_bytes(family, plan))?;
-        let to = View::dense(dev.alloc(paid)?, Act::F32, step_rows(plan), side.width);
-        Ok(Some(SideRows { reader, to, values: Vec::new() }))
-    }
-    /// Reads and uploads the rows of a step's ids.
-    fn fill(&mut self, dev: &mut dyn Device, spans: &[Span]) -> Result<View> {
-        let ids: Vec<u32> = spans.iter().flat_map(|s| s.ids).copied().collect();
-        let to = self.to.rows(0, ids.len() as u32);
-        self.fill_into(dev, &ids, to)?;
-        Ok(to)
-    }
-    /// Reads rows and uploads them to `to`.
-    fn fill_into(&mut self, dev: &mut dyn Device, ids: &[u32], to: View) -> Result<()> {
-        self.values.resize(ids.len() * self.reader.cols() as usize, 0.0);
-        self.reader.read(ids, &mut self.values)?;
-        dev.write_f32(to, &self.values)?;
-        Ok(())
-    }
-}
-
 /// Whether a parameter is read when a model is loaded; `keeps` are those that a predictor follows with.
 fn loads(plan: &Plan, keeps: &[WId], b: &Bound) -> bool {
     if plan.draft > 0 && keeps.contains(&b.id) {
@@ -222,6 +182,8 @@ pub struct Executor {
     pick: View,
     /// Rows of a table that are read from the file for a step's ids.
     side: Option<SideRows>,
+    /// Rows of the embedding, where it stays in its file.
+    embed: Option<Window>,
     /// The part of the predictor that is in memory only while tokens are drafted, where the plan leases it.
     lease: Option<lease::Predictor>,
     /// What pays for the device's arena.
@@ -252,7 +214,7 @@ impl Executor {
             lease::Predictor::new(ck, bounds.iter().filter(comes_and_goes).cloned().collect())
         });
         let begun = Instant::now();
-        let weights = Weights::open(ck, bounds, loaded, &ledger, dev.as_mut(), on_progress)?;
+        let mut weights = Weights::open(ck, bounds, loaded, &ledger, dev.as_mut(), on_progress)?;
         let loading = begun.elapsed();
         let all = |kv: &[KvSpec]| streams(family.as_ref(), kv, plan.draft);
         let mut history = |kv: &[KvSpec]| State::new(&all(kv), limits(&plan), &ledger, dev.as_mut());
@@ -261,6 +223,7 @@ impl Executor {
         let paid = ledger.reserve_planned(plan.tier, Class::Workspace, "row choice", pick_bytes(&plan))?;
         let pick = View::dense(dev.alloc(paid)?, Act::I32, step_rows(&plan), 1);
         let side = SideRows::new(family.as_ref(), ck, bounds, &plan, &ledger, dev.as_mut())?;
+        let embed = tables::window(ck, bounds, &plan, &ledger, &mut weights, dev.as_mut())?;
         let mut exec = Executor {
             family,
             weights,
@@ -280,6 +243,7 @@ impl Executor {
             loading,
             pick,
             side,
+            embed,
             lease,
             _workspace: workspace,
         };
@@ -304,12 +268,14 @@ impl Executor {
         self.arrivals = Some(Box::new(stream));
         Ok(())
     }
-    /// Begins with an empty cache of experts again, whose files are read by what `make` makes: how tests let reads fail.
+    /// Begins with an empty cache of experts again, and no row of an embedding, whose files are read by what `make` makes: how
+    /// tests let reads fail.
     ///
     /// # Errors
     /// Those of files, device and budget.
     pub fn stream_with(&mut self, ck: &Checkpoint, bounds: &[Bound], make: MakeReader) -> Result<()> {
         self.arrivals = None;
+        self.embed_with(make)?;
         self.stream(ck, bounds, Some(make))
     }
     /// The figures of the cache of experts, for looking at them while a step runs.
@@ -486,6 +452,7 @@ impl Executor {
     }
 
     fn step_silently(&mut self, spans: &[Span], accepted: &[u32]) -> Result<Option<Vec<f32>>> {
+        self.bring_spans(spans)?;
         self.dev.step_begins(RowClass::Many);
         let append = self.giving_way(|e| e.state.reserve(e.dev.as_mut(), RowClass::Many, spans))?;
         let rows = self.state.rows(&append, 0..append.n())?;
@@ -500,6 +467,7 @@ impl Executor {
         wanted: Wanted,
         accept: impl FnOnce(&mut [f32]) -> Vec<u32>,
     ) -> Result<Option<Vec<f32>>> {
+        self.bring_spans(spans)?;
         self.dev.step_begins(class);
         let append = self.giving_way(|e| e.state.reserve(e.dev.as_mut(), class, spans))?;
         let rows = self.state.rows(&append, 0..append.n())?;

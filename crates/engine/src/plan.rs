@@ -5,11 +5,13 @@
 //! - `slots`: room for experts that do not all fit.
 //! - `forecast`: how long things will take on a measured machine.
 //! - `order`: how prompts go through the layers.
+//! - `rows`: whether the embedding stays in its file.
 
 mod allowance;
 mod ask;
 mod forecast;
 mod order;
+mod rows;
 mod slots;
 
 use crate::draft::Behind;
@@ -30,6 +32,7 @@ use weights::{Bound, Role, Weights};
 pub use allowance::Allowance;
 pub use ask::{Ask, Context, Parts, Predictor, Refusal};
 pub use forecast::{Forecast, Streamed, forecast};
+pub use rows::embed_by_rows;
 pub use slots::StreamAsk;
 
 /// Positions of history that there is room for beside those of a full sequence, for each other one; and positions of an
@@ -97,7 +100,10 @@ pub fn plan(of: Subject, ask: &Ask) -> Result<Plan> {
         return decided(of, ask);
     }
     let without = decided(of, &Ask { draft: 0, ..ask.clone() })?;
-    let takes_no_room = |p: &Plan| p.context == without.context && p.slots.is_none() && p.layers.is_none();
+    let table = |p: &Plan| embed_by_rows(of.bounds, p).is_none();
+    let takes_no_room = |p: &Plan| {
+        p.context == without.context && p.slots.is_none() && p.layers.is_none() && table(p) == table(&without)
+    };
     for predictor in [Predictor::Resident, Predictor::Leased] {
         match decided(of, &Ask { predictor, ..ask.clone() }) {
             Ok(p) if takes_no_room(&p) => return Ok(p),
@@ -311,6 +317,7 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         p.snapshot_bytes = Some(one.saturating_mul(LEAST_SNAPSHOTS).min(most));
         p = counted(of, ask, p)?;
     }
+    let p = rows::by_rows(of, ask, p);
     if ask.segment.is_some() {
         return streamed(of, ask, by_layers(of, ask, p)?);
     }
@@ -353,6 +360,7 @@ fn with_predictor(of: Subject, draft: u32, kept: Predictor) -> Vec<WeightShare> 
 
 /// The same plan with what does not fit left on disk.
 fn streamed(of: Subject, ask: &Ask, p: Plan) -> Result<Plan> {
+    let p = rows::by_rows(of, ask, p);
     if !of.streams || p.fits() && ask.stream.slots.is_none() {
         return Ok(p);
     }
@@ -397,8 +405,8 @@ fn counted(of: Subject, ask: &Ask, mut p: Plan) -> Result<Plan> {
     let beside = beside_bytes(of.family, &p);
     p.kv_bytes = bytes.kv.saturating_add(beside.kv);
     p.state_bytes = bytes.state.saturating_add(beside.state);
-    p.row_bytes =
-        bytes.rows.saturating_add(beside.rows).saturating_add(pick_bytes(&p)).saturating_add(side_bytes(of.family, &p));
+    let tables = [pick_bytes(&p), side_bytes(of.family, &p), rows::window_bytes(of.bounds, &p)];
+    p.row_bytes = tables.into_iter().fold(bytes.rows.saturating_add(beside.rows), u64::saturating_add);
     for kv in [&p.kv, &p.beside].into_iter().filter(|kv| !kv.is_empty()) {
         let x = measure(of, &p, kv, ask.logit_rows)?;
         p.workspace = RegionSizes { step: p.workspace.step.max(x.step), carry: p.workspace.carry.max(x.carry) };
@@ -522,7 +530,7 @@ fn measure(of: Subject, p: &Plan, kv: &[KvSpec], logit_rows: u32) -> Result<Regi
         pass(&mut meter, dry, experts)?;
         if let Some(drafter) = drafter.filter(|_| class == RowClass::Few) {
             let behind = Behind { drafter, hidden, vocab, rows, id: rows.ids.rows(0, 1) };
-            behind.draft(&mut meter, (resident, &state), 0, experts, &mut |_| None)?;
+            behind.draft(&mut meter, (resident, &state), 0, experts, &mut |_, _| Ok(()), &mut |_| None)?;
         }
         state.rollback(a)?;
         state.close(seq)?;

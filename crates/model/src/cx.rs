@@ -61,7 +61,7 @@ impl Cx<'_> {
     }
     /// `out = scale * table[ids]`.
     pub fn embed_scaled(&mut self, out: View, table: WId, ids: View, scale: f32) -> Result<()> {
-        let table = *self.w.mat(table)?;
+        let (table, ids) = self.w.table(table, ids)?;
         Ok(self.dev.run(Op::Embed { out, table, ids, scale })?)
     }
     /// RMS norm over the columns of each (row, head) into new room.

@@ -97,8 +97,13 @@ fn ask(on: &args::On, logit_rows: u32) -> Ask {
     // A profile that cannot be read is for `snug plan` to complain about; here the usual segments do.
     let machine = MachineProfile::load().unwrap_or_default().map(Box::new);
     let (parallel, kv, segment, guard) = (on.parallel, on.kv, on.segment, budget(on).bytes);
-    let stream =
-        StreamAsk { slots: on.slots, page_cache: on.page_cache, verify: on.verify_reads, lookahead: lookahead(on) };
+    let stream = StreamAsk {
+        slots: on.slots,
+        page_cache: on.page_cache,
+        rows: false,
+        verify: on.verify_reads,
+        lookahead: lookahead(on),
+    };
     let device_guard = on.device_memory;
     Ask { context, parallel, kv, logit_rows, guard, device_guard, segment, machine, stream, ..Ask::default() }
 }

@@ -44,6 +44,20 @@ pub enum Error {
         /// What the system said.
         why: String,
     },
+    /// A row of a table that stays in its file could not be read. Whoever asked for it fails, nobody else.
+    #[error("row {row} of '{table}' cannot be read from '{file}' at byte {off}: {why}")]
+    ReadRow {
+        /// The file.
+        file: Arc<str>,
+        /// The byte where it begins.
+        off: u64,
+        /// The table.
+        table: Arc<str>,
+        /// The row: an id of the vocabulary.
+        row: u32,
+        /// What the system said.
+        why: String,
+    },
     /// Nothing can be read at all any more.
     #[error("the reader ({reader}) cannot go on: {why}")]
     Reader {

@@ -4,7 +4,7 @@
 //! longer anything of the container. [`Weights::open`] reads them: matrices byte for byte as they lie in the file,
 //! vectors as canonical f32. Routed experts are reached through an [`ExpertSource`], of which weights that are all
 //! resident are the trivial case; those that do not fit are read into slots by [`CachedExperts`]. What is used now and then
-//! is a [`Lease`].
+//! is a [`Lease`]; of an embedding that stays in its file a [`Window`] has the rows of a step.
 
 mod bound;
 mod cached;
@@ -21,6 +21,7 @@ pub mod record;
 mod rows;
 mod scripted;
 mod tap;
+mod window;
 
 pub use bound::{Bound, Canon, Data, Proj, Role, Side, WId};
 pub use cached::{CacheStats, CachedExperts, CachedOptions, MakePolicy, SharedStats};
@@ -33,3 +34,4 @@ pub use placed::placed_bytes;
 pub use rows::RowReader;
 pub use scripted::ScriptedArrivals;
 pub use tap::{Recorder, Rerouted, Tap, Tapped, Visit, Visits};
+pub use window::{RowStats, Window};

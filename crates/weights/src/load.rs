@@ -5,8 +5,9 @@ use crate::error::{Error, Result};
 use crate::experts::{ExpertSource, LayerExperts, ResidentExperts};
 use crate::fill::{Fill, STAGING, To, fill};
 use crate::placed::{row_bytes, stored_rows};
+use crate::window::Window;
 use checkpoint::{ByteRange, Checkpoint, Files, PLANES};
-use device::{Buf, Device, Layout, Mat, MatSet, Meter, split};
+use device::{Buf, Device, Layout, Mat, MatSet, Meter, View, split};
 use memory::{Class, Ledger, OverBudget, Reservation, Tier};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -30,6 +31,8 @@ pub(crate) enum Slot {
 pub struct Resident {
     pub(crate) slots: HashMap<WId, Slot>,
     names: HashMap<WId, Arc<str>>,
+    /// The table of which only some rows are here, and where the places of those of a step stand.
+    window: Option<(WId, View)>,
 }
 
 impl Resident {
@@ -48,6 +51,15 @@ impl Resident {
             Some(Slot::Mat(m)) => Ok(m),
             _ => Err(self.missing(w)),
         }
+    }
+    /// A table and where to look up `ids` `i32[n, 1]` in it. Of one that stays in its file only the rows are there that were
+    /// brought for these very ids, and what is looked up is their places.
+    ///
+    /// # Errors
+    /// [`Error::NotLoaded`].
+    pub fn table(&self, w: WId, ids: View) -> Result<(Mat, View)> {
+        let places = self.window.filter(|(table, _)| *table == w).map(|(_, places)| places.rows(0, ids.rows));
+        Ok((*self.mat(w)?, places.unwrap_or(ids)))
     }
     /// A vector, canonical f32.
     ///
@@ -162,7 +174,7 @@ impl Weights {
     /// `bring` gives a parameter's bytes.
     fn place(bounds: &[&Bound], mut bring: impl FnMut(&Bound) -> Result<Planes>) -> Result<Self> {
         let names = bounds.iter().map(|b| (b.id, b.name.clone())).collect();
-        let mut resident = Resident { slots: HashMap::new(), names };
+        let mut resident = Resident { slots: HashMap::new(), names, window: None };
         let mut sets: BTreeMap<u32, Vec<(Proj, MatSet)>> = BTreeMap::new();
         for b in bounds {
             let Planes { bufs, step, layout } = bring(b)?;
@@ -186,6 +198,11 @@ impl Weights {
     /// Makes matrices known that somebody else brings to where they are.
     pub fn install(&mut self, mats: impl IntoIterator<Item = (WId, Mat)>) {
         self.resident.slots.extend(mats.into_iter().map(|(id, m)| (id, Slot::Mat(m))));
+    }
+    /// Makes the places of a table's rows known, in place of the table.
+    pub fn install_window(&mut self, table: WId, w: &Window) {
+        self.install([(table, w.mat())]);
+        self.resident.window = Some((table, w.ids()));
     }
     /// The resident parameters.
     pub fn resident(&self) -> &Resident {

@@ -1,6 +1,6 @@
 //! Drafting with the model's predictor: behind a sequence, and beside a whole prompt.
 
-use super::{Executor, Pass, pass, source};
+use super::{Executor, Pass, pass, source, tables};
 use crate::draft::Behind;
 use crate::error::{Error, Result};
 use device::{Act, RowClass, View};
@@ -37,7 +37,9 @@ impl Executor {
         let experts = source(&mut self.arrivals, own);
         let spec = self.family.spec();
         let behind = Behind { drafter, hidden: spec.hidden, vocab: spec.vocab, rows, id: self.pick.rows(0, 1) };
-        let done = behind.draft(self.dev.as_mut(), (resident, &self.state), first, experts, choose);
+        let embed = &mut self.embed;
+        let mut bring = |dev: &mut dyn device::Device, id| tables::bring(embed, dev, &[id]);
+        let done = behind.draft(self.dev.as_mut(), (resident, &self.state), first, experts, &mut bring, choose);
         self.dev.step_ends();
         self.state.rollback(append)?;
         done
@@ -55,6 +57,7 @@ impl Executor {
         let (mut all, mut ahead) = (Vec::new(), Vec::new());
         for part in ids.chunks(self.plan.chunk as usize) {
             let (n, vocab) = (part.len() as u32, self.family.spec().vocab);
+            tables::bring(&mut self.embed, self.dev.as_mut(), part)?;
             let bytes = n as u64 * vocab as u64 * 4;
             let paid = self.ledger.reserve(self.plan.tier, Class::Workspace, "predictions", bytes)?;
             let out = View::dense(self.dev.alloc(paid)?, Act::F32, n, vocab);

@@ -233,6 +233,7 @@ impl Executor {
             if let (Some(side), Some(to)) = (&mut self.side, x.side) {
                 side.fill_into(self.dev.as_mut(), ids, to.rows(part.start, ids.len() as u32))?;
             }
+            self.bring_rows(ids)?;
             let (dev, t) = self.through(append);
             t.embed(dev, &x, part)?;
         }
@@ -351,6 +352,12 @@ impl Executor {
         let picked = self.pick.rows(0, m);
         if m > 0 {
             self.dev.write_i32(picked, pick)?;
+        }
+        if self.embed.is_some() && self.plan.draft > 0 {
+            // The drafter looks them up again.
+            let ids = self.state.rows(&g.append, part.clone())?.ids;
+            let ids: Vec<u32> = self.dev.read_i32(ids)?.into_iter().map(|id| id as u32).collect();
+            self.bring_rows(&ids)?;
         }
         let (resident, own) = self.weights.split();
         let family = self.family.as_ref();

@@ -15,6 +15,8 @@ pub struct StreamAsk {
     pub page_cache: bool,
     /// When to ask the next layer's router ahead of its time, and to read what it names ahead.
     pub lookahead: Lookahead,
+    /// Read the rows of the embedding from its file, also where all of it would fit, if the model's head is another matrix.
+    pub rows: bool,
     /// Compare what is read again with what it was at first.
     pub verify: bool,
 }
