@@ -287,6 +287,7 @@ impl Places {
             self.of.remove(&before);
         }
         self.held[self.next].1 = self.step;
+        self.next = (self.next + 1) % self.held.len();
         self.of.insert(row, place);
         place
     }
@@ -315,8 +316,9 @@ mod tests {
         // 7 came first and goes first; 8 is wanted and stays.
         assert_eq!(take(&mut p, &[5, 8, 6]), [(5, 0), (6, 2)]);
         assert_eq!((p.of.len(), p.of.get(&9)), (3, None));
+        // What did not come is asked for again.
         p.forget(8);
-        assert_eq!(take(&mut p, &[8]), [(8, 1)]);
+        assert_eq!(take(&mut p, &[8, 6]), [(8, 0)]);
     }
 
     #[test]
