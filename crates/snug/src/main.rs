@@ -7,6 +7,7 @@ mod args;
 mod cmd;
 mod fault;
 mod interrupt;
+mod leases;
 mod load;
 mod output;
 mod places;

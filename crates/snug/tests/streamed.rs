@@ -3,7 +3,12 @@
 mod common;
 
 use common::{command, default_model, snug};
+use engine::plan::StreamAsk;
+use engine::{Ask, Context, Model, OpenOptions, Wanted};
 use serde_json::Value;
+use snug::synth::{Format, Kind, Options, Resize, synth};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 fn run(more: &[&str]) -> Value {
     let model = default_model();
@@ -77,4 +82,75 @@ fn a_killed_process_leaves_nothing_and_two_may_read_one_file() {
     let ids = |o: &std::process::Output| serde_json::from_slice::<Value>(&o.stdout).unwrap()["ids"].clone();
     assert!(both.iter().all(|o| o.status.success()));
     assert_eq!(ids(&both[0]), ids(&both[1]));
+}
+
+fn synthetic(dir: &Path, name: &str, (format, to): (Format, &str), (layers, vocab): (u32, u32)) -> String {
+    let out = dir.join(name);
+    let how = Options {
+        geometry: "qwen3-30b-a3b".into(),
+        resize: Resize { layers: Some(layers), experts: Some(8), vocab: Some(vocab) },
+        to: Kind::parse(to).unwrap(),
+        format,
+        sparse: false,
+        seed: 3,
+        force: false,
+    };
+    synth(&out, &how, &mut |_, _| true).unwrap();
+    out.to_str().unwrap().to_string()
+}
+
+/// Rows that are read from the file are those of the table, whatever they are stored as.
+#[test]
+fn an_embedding_is_read_by_rows_in_every_kind_of_format() {
+    let dir = tempfile::tempdir().unwrap();
+    let (gguf, hf, mlx) = (Format::Gguf, Format::Hf, Format::Mlx);
+    for kind in
+        [(gguf, "q4_0"), (gguf, "q4_k"), (gguf, "q6_k"), (gguf, "bf16"), (hf, "bf16"), (mlx, "mlx4"), (mlx, "mlx8")]
+    {
+        let model = synthetic(dir.path(), "model", kind, (1, 512));
+        let logits = |rows| {
+            let stream = StreamAsk { rows, ..StreamAsk::default() };
+            let ask = Ask { logit_rows: 64, context: Context::Exactly(128), stream, ..Ask::default() };
+            let how = OpenOptions { ask, ..OpenOptions::default() };
+            let mut exec = Model::open(PathBuf::from(&model), &how, &mut |_| {}).unwrap().exec;
+            assert_eq!(exec.embed_rows().is_some(), rows, "{kind:?}");
+            let seq = exec.open().unwrap();
+            let ids = [72, 101, 511, 0, 101, 33];
+            let mut all = exec.prefill(seq, &ids, Wanted::All, &AtomicBool::new(false), &mut |_| {}).unwrap();
+            all.extend(exec.decode(&[(seq, 490)]).unwrap());
+            all
+        };
+        assert!(logits(true) == logits(false), "{kind:?}");
+        let path = Path::new(&model);
+        if path.is_dir() { std::fs::remove_dir_all(path).unwrap() } else { std::fs::remove_file(path).unwrap() }
+    }
+}
+
+/// Where memory is short the embedding is the first to stay in its file, and answers are the same.
+#[test]
+fn a_little_less_memory_than_everything_leaves_the_embedding_in_its_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = synthetic(dir.path(), "m.gguf", (Format::Gguf, "q4_0"), (2, 30_000));
+    let plan = |more: &[&str]| snug(&[&["plan", &model, "--json", "--context", "512"], more].concat()).json();
+    let run = |more: &[&str]| {
+        let args = ["run", &model, "--ids", "5,600,29999,5", "-n", "8", "--temp", "0", "--context", "512", "--json"];
+        snug(&[&args, more].concat())
+    };
+    let whole = plan(&["--memory", "8GiB"]);
+    assert_eq!(int(&whole["weights"]["row_read"]), 0);
+    let memory = (int(&whole["total_bytes"]) - (4 << 20)).to_string();
+    let part = plan(&["--memory", &memory]);
+    assert!(part["slots"].is_null() && int(&part["weights"]["row_read"]) == 30_000 * 2048 / 32 * 18, "{part}");
+    assert!(int(&part["total_bytes"]) < int(&whole["total_bytes"]) - (30 << 20));
+    let said = snug(&["plan", &model, "--context", "512", "--memory", &memory]).ok();
+    assert!(said.contains("read row by row from the file"), "{said}");
+    let (want, got) = (run(&["--memory", "8GiB"]).json(), run(&["--memory", &memory, "-v"]));
+    let verbose = got.err.clone();
+    let got = got.json();
+    assert_eq!(got["ids"], want["ids"]);
+    let rows = &got["embedding_rows"];
+    assert!(want.get("embedding_rows").is_none());
+    // Three rows of the prompt, and those of the answer but for its last.
+    assert!((3..=10).contains(&int(&rows["read"])) && int(&rows["asked"]) == 10, "{rows}");
+    assert!(verbose.contains("rows of the embedding were read from its file"), "{verbose}");
 }

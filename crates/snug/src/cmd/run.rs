@@ -5,6 +5,7 @@ use super::profile::{self, Costs};
 use crate::args::RunArgs;
 use crate::fault::{Ended, usage};
 use crate::interrupt;
+use crate::leases::{self, Rows};
 use crate::load::{answering, place, say_memory};
 use crate::output::{self, Stream, note};
 use crate::progress::Bar;
@@ -59,7 +60,7 @@ pub fn run(a: &RunArgs, begun: Instant, verbose: bool) -> anyhow::Result<Ended> 
     let costs = how.profile.map(|p| Costs::new(p.take(), answer.prefill, answer.decode));
     if a.json {
         let report = Report::new(&answer, model.tokenizer.as_ref(), seed, ttft, a.logprobs.is_some());
-        output::json(&Report { profile: costs, streamed, ..report })?;
+        output::json(&Report { profile: costs, streamed, embedding_rows: Rows::of(&model.exec), ..report })?;
     } else if let Some(costs) = &costs {
         profile::show(costs);
     }
@@ -169,21 +170,12 @@ fn say_speed(a: &Answer, ttft: Option<Duration>) {
     ));
 }
 
-/// What drafting ahead did, if it did anything.
+/// What drafting ahead did, if it did anything, and what came and went.
 pub(super) fn say_drafts(exec: &Executor, d: Drafts) {
     if d.drafted > 0 {
         note(format_args!("debug: {} of {} tokens drafted ahead were right", d.right, d.drafted));
     }
-    if let Some(l) = exec.leased() {
-        note(format_args!(
-            "debug: the predictor, {}, is {}; it came {} times, the last time in {:.1} ms, and could not {} times",
-            output::bytes(l.bytes),
-            if l.here { "here" } else { "away" },
-            l.attached,
-            millis(l.last),
-            l.refused
-        ));
-    }
+    leases::say(exec);
 }
 
 fn millis(d: Duration) -> f64 {
@@ -217,6 +209,8 @@ struct Report<'a> {
     /// What reading from disk did, where not all weights are in memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     streamed: Option<FromDisk>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    embedding_rows: Option<Rows>,
 }
 
 /// For the prompt and for the answer.
@@ -267,6 +261,7 @@ impl<'a> Report<'a> {
             logprobs: logprobs.then(|| a.choices.iter().map(|c| TokenReport::new(c, t)).collect()),
             profile: None,
             streamed: None,
+            embedding_rows: None,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The engine as a backend that several requests share: one thread does the steps, all others only ask and listen.
 
 use super::{failure, token, wanted};
+use crate::leases;
 use crate::streamed::{Moment, Streamed, Watched};
 use engine::batch::{self, Batch, Sink, Told};
 use engine::prefix::{self, Role};
@@ -164,6 +165,7 @@ impl AtWork {
             self.since.get_or_insert_with(|| (w.now(), tokens));
         } else if let Some((then, before)) = self.since.take() {
             Streamed::between(&then, &w.now(), tokens - before).say("prompts and answers");
+            leases::say(self.batch.executor());
         }
     }
 
