@@ -55,6 +55,10 @@ impl Arena {
     pub fn high_water(&self, r: Region) -> u64 {
         self.regions[r as usize].high
     }
+    /// Bytes in use now, with what lies between them.
+    pub fn in_use(&self, r: Region) -> u64 {
+        self.regions[r as usize].top
+    }
     /// Forgets the high-water marks.
     pub fn reset_high_water(&mut self) {
         for b in &mut self.regions {

@@ -88,6 +88,12 @@ pub trait Device: Send {
     fn release_range(&mut self, part: Buf) -> Result<Reservation>;
     /// Gives a range back with everything committed in it. Not inside a graph.
     fn free_range(&mut self, b: Buf) -> Result<()>;
+    /// Gives the memory behind a region of the arena back to the system from byte `from` on, as far as whole pages lie there;
+    /// it is there again, without its contents, when it is taken next. For backends whose workspace is a promise of the
+    /// system. Nobody may hold anything there. Not inside a graph.
+    fn release_workspace(&mut self, _r: Region, _from: u64) -> Result<()> {
+        Ok(())
+    }
     /// Uses bytes that live as long as the program in place, where the backend can.
     fn borrow(&mut self, bytes: &'static [u8]) -> Option<Buf>;
     /// The bytes of a buffer for the host to fill, where the backend's memory is the host's.

@@ -161,6 +161,21 @@ impl HostMemory {
         self.allocs[i] = Some(h);
         AllocId(i as u32)
     }
+    /// Gives the memory of a region from byte `from` on back to the system, as far as whole pages lie there. It reads as zero
+    /// from then on.
+    ///
+    /// # Errors
+    /// [`Error::BadBuf`] where something is taken there; what the system says.
+    pub fn release_workspace(&mut self, r: Region, from: u64) -> Result<()> {
+        let from = from.next_multiple_of(PAGE);
+        if self.arena.in_use(r) > from {
+            return Err(Error::BadBuf);
+        }
+        match self.allocs.get(Arena::alloc_id(r).0 as usize) {
+            Some(Some(Held::Own(block, None))) if block.size > from => block.discard(from, block.size - from),
+            _ => Ok(()),
+        }
+    }
     /// Zeroed memory paid by `r`.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! A device whose memory is the host's: everything but the kernels, once for all of them.
 
-use crate::arena::Arena;
+use crate::arena::{Arena, Region};
 use crate::device::{Caps, Device, Fence, GraphKey, GraphMode, ScratchFn, load_file_rows, outside_graph};
 use crate::error::{Error, Result};
 use crate::host::{HostMemory, SharedBytes};
@@ -77,6 +77,10 @@ impl<K: Kernels> Device for HostDevice<K> {
     fn free_range(&mut self, b: Buf) -> Result<()> {
         outside_graph(self, "free_range")?;
         self.mem.free_range(&b)
+    }
+    fn release_workspace(&mut self, r: Region, from: u64) -> Result<()> {
+        outside_graph(self, "release_workspace")?;
+        self.mem.release_workspace(r, from)
     }
     fn borrow(&mut self, bytes: &'static [u8]) -> Option<Buf> {
         self.caps.borrows_host.then(|| self.mem.borrow(bytes))

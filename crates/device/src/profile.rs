@@ -3,7 +3,7 @@
 //! Time is that of the call where a backend runs an op as it is enqueued. On one that queues it is taken at points of the queue
 //! ([`Device::mark`]), which keep ops apart that could overlap.
 
-use crate::arena::Arena;
+use crate::arena::{Arena, Region};
 use crate::device::{Caps, Device, Fence, GraphKey, GraphMode, Mark, ScratchFn};
 use crate::error::Result;
 use crate::host::SharedBytes;
@@ -133,6 +133,9 @@ impl<D: Device> Device for Profiled<D> {
     fn borrow(&mut self, bytes: &'static [u8]) -> Option<Buf> {
         self.dev.borrow(bytes)
     }
+    fn release_workspace(&mut self, r: Region, from: u64) -> Result<()> {
+        self.dev.release_workspace(r, from)
+    }
     fn share(&mut self, b: Buf) -> Option<SharedBytes> {
         self.dev.share(b)
     }
@@ -247,7 +250,7 @@ fn expert(e: &ExpertMats, part: Part) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Act, Reference, Region, View};
+    use crate::{Act, Reference, View};
     use checkpoint::DType;
     use memory::{Class, Ledger, RegionSizes};
 

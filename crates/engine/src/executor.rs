@@ -4,6 +4,7 @@
 //! of models whose experts are resident run inside a device graph, which forbids the host to touch the device in them.
 
 mod ahead;
+mod head;
 mod lease;
 mod segment;
 mod share;
@@ -18,6 +19,7 @@ use device::{Act, Device, GraphKey, Op, Region, RowClass, Rows, View};
 use memory::{Class, Component, KvSpec, LayerPlan, Ledger, Order, Plan, Reservation, Tier, TierUsage};
 use model::{Carry, Cx, Drafter, Family};
 use state::{Recurrent, SeqId, Span, State};
+use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use weights::{
@@ -161,6 +163,8 @@ pub struct Executor {
     tap: Option<Box<dyn Tap>>,
     /// Whether the carry region's scope is open, for a segment.
     carrying: bool,
+    /// Whether the segment that was begun last is still there.
+    under_way: Weak<()>,
     /// What the cache of experts did, where there is one.
     cache: Option<SharedStats>,
     state: State,
@@ -186,7 +190,9 @@ pub struct Executor {
     embed: Option<Window>,
     /// The part of the predictor that is in memory only while tokens are drafted, where the plan leases it.
     lease: Option<lease::Predictor>,
-    /// What pays for the device's arena.
+    /// The head, where it gives its room to prompts while they are read.
+    turns: Option<head::Turns>,
+    /// What pays for the device's arena, but for what is the head's by turns.
     _workspace: Reservation,
 }
 
@@ -205,7 +211,7 @@ impl Executor {
     ) -> Result<Self> {
         let ledger = budget(&plan);
         let watch = Watch::begin(ledger.clone());
-        let arena = plan.workspace.step + plan.workspace.carry;
+        let arena = plan.workspace.step + plan.workspace.carry - plan.aside;
         let workspace = ledger.reserve_planned(plan.tier, Class::Workspace, "workspace", arena)?;
         let keeps = family.drafter().map(|d| d.keeps()).unwrap_or_default();
         let loaded = |b: &Bound| loads(&plan, &keeps, b);
@@ -223,6 +229,7 @@ impl Executor {
         let paid = ledger.reserve_planned(plan.tier, Class::Workspace, "row choice", pick_bytes(&plan))?;
         let pick = View::dense(dev.alloc(paid)?, Act::I32, step_rows(&plan), 1);
         let side = SideRows::new(family.as_ref(), ck, bounds, &plan, &ledger, dev.as_mut())?;
+        let turns = head::Turns::new(ck, bounds, (family.as_ref(), &plan), &ledger, &mut weights, dev.as_mut())?;
         let embed = tables::window(ck, bounds, &plan, &ledger, &mut weights, dev.as_mut())?;
         let mut exec = Executor {
             family,
@@ -230,6 +237,7 @@ impl Executor {
             arrivals: None,
             tap: None,
             carrying: false,
+            under_way: Weak::new(),
             cache: None,
             state,
             beside,
@@ -245,6 +253,7 @@ impl Executor {
             side,
             embed,
             lease,
+            turns,
             _workspace: workspace,
         };
         exec.stream(ck, bounds, None)?;
@@ -467,6 +476,7 @@ impl Executor {
         wanted: Wanted,
         accept: impl FnOnce(&mut [f32]) -> Vec<u32>,
     ) -> Result<Option<Vec<f32>>> {
+        self.need_head()?;
         self.bring_spans(spans)?;
         self.dev.step_begins(class);
         let append = self.giving_way(|e| e.state.reserve(e.dev.as_mut(), class, spans))?;

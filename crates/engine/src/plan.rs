@@ -3,6 +3,7 @@
 //! - `ask`: what is asked of a plan, and why it may be refused.
 //! - `allowance`: H, foreseen.
 //! - `slots`: room for experts that do not all fit.
+//! - `head`: whether the head gives its room to prompts while they are read.
 //! - `forecast`: how long things will take on a measured machine.
 //! - `order`: how prompts go through the layers.
 //! - `rows`: whether the embedding stays in its file.
@@ -10,6 +11,7 @@
 mod allowance;
 mod ask;
 mod forecast;
+mod head;
 mod order;
 mod rows;
 mod slots;
@@ -32,6 +34,7 @@ use weights::{Bound, Role, Weights};
 pub use allowance::Allowance;
 pub use ask::{Ask, Context, Parts, Predictor, Refusal};
 pub use forecast::{Forecast, Streamed, forecast};
+pub use head::last_row_bytes;
 pub use rows::embed_by_rows;
 pub use slots::StreamAsk;
 
@@ -305,6 +308,7 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         state_bytes: 0,
         snapshot_bytes: None,
         workspace: RegionSizes::default(),
+        aside: 0,
         row_bytes: 0,
         tier: of.on.own.map_or(Tier::Host, |c| c.tier),
         allowance: 0,
@@ -319,7 +323,7 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
     }
     let p = rows::by_rows(of, ask, p);
     if ask.segment.is_some() {
-        return streamed(of, ask, by_layers(of, ask, p)?);
+        return in_segments(of, ask, &p);
     }
     let stays = !of.streams || p.fits() && ask.stream.slots.is_none();
     if stays {
@@ -332,8 +336,19 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
         return Ok(p);
     }
     // What is read from disk is read once for a segment, unless there is no room for segments.
-    let segments = streamed(of, ask, by_layers(of, ask, p.clone())?)?;
+    let segments = in_segments(of, ask, &p)?;
     if segments.fits() { Ok(segments) } else { streamed(of, ask, p) }
+}
+
+/// The same plan with prompts in segments, and what does not fit on disk.
+fn in_segments(of: Subject, ask: &Ask, p: &Plan) -> Result<Plan> {
+    let always = streamed(of, ask, order::by_layers(of, ask, p, |longer| longer)?)?;
+    let stays = always.slots.is_none() && always.layers.is_none() && !ask.stream.away;
+    if stays || !head::may_leave(of, ask) {
+        return Ok(always);
+    }
+    let turns = order::by_layers(of, ask, p, |longer| head::in_turn(of, ask, p, longer))?;
+    Ok(head::better(of, ask, always, streamed(of, ask, turns)?))
 }
 
 /// W, with the predictor as it is kept where tokens are drafted.
@@ -371,24 +386,6 @@ fn streamed(of: Subject, ask: &Ask, p: Plan) -> Result<Plan> {
         return Ok(p);
     }
     Ok(slots::stream_layers(of, &p, |p| allowance(of, ask, p)).unwrap_or(p))
-}
-
-/// The same plan with prompts layer by layer, in the longest segments that leave most of the room to experts; as it was
-/// where not even short ones do.
-fn by_layers(of: Subject, ask: &Ask, p: Plan) -> Result<Plan> {
-    let mut rows = ask.segment.unwrap_or_else(|| order::rows(of, &p, ask.machine.as_deref()));
-    loop {
-        let order = order::layer_outer(rows, p.chunk, p.context);
-        let longer = counted(of, ask, Plan { order, ..p.clone() })?;
-        let more = longer.total_bytes().saturating_sub(p.total_bytes());
-        if ask.segment.is_some() || more <= order::most_workspace(&p) {
-            return Ok(longer);
-        }
-        if longer.segment() <= p.chunk {
-            return Ok(p);
-        }
-        rows = longer.segment() / 2;
-    }
 }
 
 /// A plan whose shapes are decided, with its bytes.

@@ -17,12 +17,12 @@ use weights::io::{Fault, Files, Piece, RangeReader, Scripted};
 const UNTIED: [&str; 7] =
     ["qwen3-a", "llama-b", "qwen3_moe-a", "qwen3_next-a", "qwen3_5_moe-a", "gpt_oss-a", "glm4_moe-a"];
 
-const ROWS: StreamAsk = StreamAsk { rows: true, ..WHOLE };
+const ROWS: StreamAsk = StreamAsk { away: true, ..WHOLE };
 const WHOLE: StreamAsk = StreamAsk {
     slots: None,
     page_cache: false,
     lookahead: memory::experts::Lookahead::Off,
-    rows: false,
+    away: false,
     verify: false,
 };
 

@@ -88,7 +88,7 @@ fn bits_are_those_of_resident_experts_in_any_order_of_arrival() {
         assert_eq!(everything(&mut exec).unwrap(), want, "{name}, with guesses");
         assert!(exec.cache().unwrap().guessed[0] > 0);
         let all =
-            StreamAsk { slots: Some(u32::MAX), page_cache: true, rows: true, verify: true, lookahead: Lookahead::On };
+            StreamAsk { slots: Some(u32::MAX), page_cache: true, away: true, verify: true, lookahead: Lookahead::On };
         let mut exec = open(dir.path(), all);
         assert_eq!(everything(&mut exec).unwrap(), want, "{name}, room for all");
         let before = exec.cache().unwrap();

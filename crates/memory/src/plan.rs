@@ -201,6 +201,9 @@ pub struct Plan {
     pub snapshot_bytes: Option<u64>,
     /// X: the exact peak of the arena.
     pub workspace: RegionSizes,
+    /// Of X, bytes that only segments take, in turn with the head where it is leased: it is away while a segment is under
+    /// way, and otherwise these are. 0 where the head is there all the time.
+    pub aside: u64,
     /// The rest of X: ids, positions and tables of a step's rows, at fixed addresses.
     pub row_bytes: u64,
     /// The memory that all of these are in.
@@ -223,10 +226,25 @@ impl Plan {
         let here = here.saturating_sub(streamed.0).saturating_add(streamed.1);
         self.slots.iter().map(SlotPlan::bytes).fold(here, u64::saturating_add)
     }
-    /// Bytes of what comes and goes while the model is used, and is not counted in any total.
-    pub fn leased_bytes(&self) -> u64 {
-        let leased = |w: &&WeightShare| w.residency == Residency::Leased && self.draft > 0;
+    fn leased(&self, c: Component) -> u64 {
+        let leased = |w: &&WeightShare| w.residency == Residency::Leased && w.component == c;
         self.weights.iter().filter(leased).map(|w| w.bytes).sum()
+    }
+    /// Bytes of the predictor that come and go while the model is used, and are not counted in any total.
+    pub fn leased_bytes(&self) -> u64 {
+        if self.draft > 0 { self.leased(Component::Mtp) } else { 0 }
+    }
+    /// Bytes of the head, where it gives its room to segments of prompts.
+    pub fn head_bytes(&self) -> u64 {
+        self.leased(Component::Head)
+    }
+    /// Of these, bytes beyond what segments take in its place.
+    pub fn head_beyond(&self) -> u64 {
+        self.head_bytes().saturating_sub(self.aside)
+    }
+    /// Bytes of the step region that are there beside the head.
+    pub fn step_with_head(&self) -> u64 {
+        self.workspace.step.saturating_sub(self.aside.saturating_sub(self.workspace.carry))
     }
     /// Whether components kept like this are loaded from the start.
     pub fn is_loaded(&self, r: Residency) -> bool {
@@ -255,7 +273,8 @@ impl Plan {
     /// W + K + S + X.
     pub fn reserved_bytes(&self) -> u64 {
         let snapshots = if self.tier == Tier::Host { self.snapshots() } else { 0 };
-        let parts = [self.resident_bytes(), self.kv_bytes, self.state_bytes, snapshots, self.workspace_bytes()];
+        let weights = self.resident_bytes().saturating_add(self.head_beyond());
+        let parts = [weights, self.kv_bytes, self.state_bytes, snapshots, self.workspace_bytes()];
         parts.into_iter().fold(0, u64::saturating_add)
     }
     /// W + K + S + X + H.

@@ -100,7 +100,7 @@ fn ask(on: &args::On, logit_rows: u32) -> Ask {
     let stream = StreamAsk {
         slots: on.slots,
         page_cache: on.page_cache,
-        rows: false,
+        away: false,
         verify: on.verify_reads,
         lookahead: lookahead(on),
     };

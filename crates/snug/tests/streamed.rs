@@ -109,7 +109,7 @@ fn an_embedding_is_read_by_rows_in_every_kind_of_format() {
     {
         let model = synthetic(dir.path(), "model", kind, (1, 512));
         let logits = |rows| {
-            let stream = StreamAsk { rows, ..StreamAsk::default() };
+            let stream = StreamAsk { away: rows, ..StreamAsk::default() };
             let ask = Ask { logit_rows: 64, context: Context::Exactly(128), stream, ..Ask::default() };
             let how = OpenOptions { ask, ..OpenOptions::default() };
             let mut exec = Model::open(PathBuf::from(&model), &how, &mut |_| {}).unwrap().exec;

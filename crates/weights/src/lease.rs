@@ -8,7 +8,7 @@
 
 use crate::bound::{Bound, Role};
 use crate::error::Result;
-use crate::load::{Brought, Weights};
+use crate::load::{Brought, Reserve, Weights};
 use checkpoint::{Checkpoint, Files};
 use device::Device;
 use memory::Ledger;
@@ -17,15 +17,20 @@ use memory::Ledger;
 pub struct Lease {
     files: Files,
     bounds: Vec<Bound>,
+    reserve: Reserve,
     here: bool,
     /// What is in memory for it; when it is away, what could not be freed.
     held: Brought,
 }
 
 impl Lease {
-    /// Parameters of a checkpoint, which are not in memory yet.
+    /// Parameters of a checkpoint, which are not in memory yet. They take what the ledger has free.
     pub fn new(ck: &Checkpoint, bounds: Vec<Bound>) -> Self {
-        Lease { files: ck.stored(), bounds, here: false, held: Brought::default() }
+        Lease { files: ck.stored(), bounds, reserve: Ledger::reserve, here: false, held: Brought::default() }
+    }
+    /// The same for parameters that a plan has room for.
+    pub fn planned(ck: &Checkpoint, bounds: Vec<Bound>) -> Self {
+        Lease { reserve: Ledger::reserve_planned, ..Lease::new(ck, bounds) }
     }
     /// Whether its parameters can be used.
     pub fn is_here(&self) -> bool {
@@ -46,7 +51,12 @@ impl Lease {
 }
 
 impl Weights {
-    /// Brings a lease's parameters, from what the ledger has free.
+    /// Makes the parameters of a lease known before they come, so that nobody takes others for them.
+    pub fn expect(&mut self, lease: &Lease) {
+        self.resident.named(&lease.bounds);
+    }
+
+    /// Brings a lease's parameters.
     ///
     /// # Errors
     /// The ledger's, the file's and the device's. The lease is away then, and as much memory is free as before.
@@ -56,7 +66,7 @@ impl Weights {
         }
         lease.free(dev)?;
         let all: Vec<&Bound> = lease.bounds.iter().collect();
-        let paid = (ledger, Ledger::reserve as crate::load::Reserve);
+        let paid = (ledger, lease.reserve);
         match Weights::bring(&lease.files, &all, paid, dev, &mut lease.held, &mut |_| {}) {
             Ok(new) => {
                 self.resident.named(&lease.bounds);
@@ -164,7 +174,7 @@ mod tests {
         }
         fn is_away(&self, l: &Lease) {
             assert!(!l.is_here());
-            assert!(!self.weights.resident().has(WId(1)) && !self.weights.resident().has(WId(2)));
+            assert!([1, 2].iter().all(|&id| self.weights.resident().mat(WId(id)).is_err()));
             assert_eq!(self.usage().reserved(), 0, "something is still paid for");
         }
     }
@@ -236,7 +246,7 @@ mod tests {
             failed
         };
         assert!(failed.is_err());
-        assert!(!lease.is_here() && !rig.weights.resident().has(WId(1)));
+        assert!(!lease.is_here() && rig.weights.resident().mat(WId(1)).is_err());
         assert_eq!(rig.usage().reserved(), 2 * BYTES);
         rig.release(&mut lease).unwrap();
         rig.is_away(&lease);

@@ -71,9 +71,9 @@ impl Resident {
             _ => Err(self.missing(w)),
         }
     }
-    /// Whether a parameter is in memory.
+    /// Whether the model has a parameter: in memory now, or on a [`Lease`](crate::Lease) that was seen.
     pub fn has(&self, w: WId) -> bool {
-        self.slots.contains_key(&w)
+        self.slots.contains_key(&w) || self.names.contains_key(&w)
     }
 }
 

@@ -21,6 +21,7 @@ impl Executor {
         n: u32,
         choose: &mut dyn FnMut(&mut [f32]) -> Option<u32>,
     ) -> Result<Vec<u32>> {
+        self.need_head()?;
         let Some(drafter) = self.family.drafter().filter(|_| self.plan.draft > 0) else { return Err(Error::NoDrafter) };
         let n = n.min(self.plan.draft).min(self.plan.context.saturating_sub(self.state.len(seq)?));
         if n == 0 {

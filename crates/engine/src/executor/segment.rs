@@ -12,6 +12,7 @@ use memory::Order;
 use model::{Carry, Cx, Drafter, Family};
 use state::{Append, PART_ROWS, Park, Recurrent, SeqId, Snapshot, Span, State, Taking};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use weights::{ExpertSource, Resident};
 
@@ -159,6 +160,8 @@ pub struct Segment {
     marks: Vec<u32>,
     /// Snapshots at marks, with their rows.
     taking: Vec<(u32, Taking)>,
+    /// By which one that was dropped is told from one under way.
+    _alive: Arc<()>,
 }
 
 impl Segment {
@@ -195,6 +198,7 @@ impl Executor {
         if let Some(&mark) = marks.iter().find(|&&m| m > n || (m < n && !m.is_multiple_of(PART_ROWS))) {
             return Err(Error::BadMark { mark, rows: n });
         }
+        self.need_segments()?;
         self.dev.step_begins(RowClass::Many);
         let append = self.giving_way(|e| e.state.reserve_segment(e.dev.as_mut(), Span { seq, ids }))?;
         // One that was dropped was rolled back by this; its room is still taken.
@@ -203,7 +207,11 @@ impl Executor {
         self.dev.arena().open(Region::Carry);
         self.carrying = true;
         match self.embedded(&append, ids, &parts) {
-            Ok(x) => Ok(Segment { append, layer: 0, x, parts, marks: marks.to_vec(), taking: Vec::new() }),
+            Ok(x) => {
+                let alive = Arc::new(());
+                self.under_way = Arc::downgrade(&alive);
+                Ok(Segment { append, layer: 0, x, parts, marks: marks.to_vec(), taking: Vec::new(), _alive: alive })
+            }
             Err(e) => {
                 self.undo(append)?;
                 Err(e)
@@ -321,9 +329,11 @@ impl Executor {
     fn ends(&mut self, g: &mut Segment, wanted: Option<Wanted>) -> Result<Vec<f32>> {
         self.dev.step_begins(RowClass::Many);
         let mut all = Vec::new();
+        let turns = self.takes_turns();
         for part in &g.parts.clone() {
             let n = part.len() as u32;
             let pick: Vec<i32> = match wanted {
+                Some(Wanted::Last) if turns => Vec::new(),
                 Some(Wanted::All) => (0..n as i32).collect(),
                 Some(Wanted::Last) if part.end == g.rows() => vec![n as i32 - 1],
                 _ => Vec::new(),
@@ -331,8 +341,28 @@ impl Executor {
             all.extend(self.ends_part(g, part, &pick)?);
             self.take_beyond(g, part.end)?;
         }
+        if turns && wanted == Some(Wanted::Last) {
+            all = self.ends_last(g)?;
+        }
         self.dev.step_ends();
         Ok(all)
+    }
+
+    /// Logits of the last row by a head that takes turns with the segment's workspace.
+    fn ends_last(&mut self, g: &Segment) -> Result<Vec<f32>> {
+        let (n, vocab) = (g.rows(), self.family.spec().vocab);
+        let Some(x) = self.keep_last(&g.x, n - 1)? else { return Ok(Vec::new()) };
+        self.close_carry();
+        self.need_head()?;
+        let pick = self.pick.rows(0, 1);
+        self.dev.write_i32(pick, &[0])?;
+        let rows = self.state.rows(&g.append, g.parts.last().map_or(0..n, Clone::clone))?;
+        let (family, w, st) = (self.family.as_ref(), self.weights.resident(), &self.state);
+        self.dev.as_mut().scope(Region::Step, |dev| {
+            let to = dev.take(Region::Step, Act::F32, 1, vocab)?;
+            family.head(&mut Cx { dev: &mut *dev, w, st, tile: u32::MAX }, &rows, pick, &x, to)?;
+            Ok(dev.read_f32(to)?)
+        })
     }
 
     /// Takes what a drafter has behind so many rows, where that is to be kept: its layers lie behind the model's.
@@ -389,7 +419,7 @@ impl Executor {
         Ok(self.state.rollback(append)?)
     }
 
-    fn close_carry(&mut self) {
+    pub(super) fn close_carry(&mut self) {
         if std::mem::take(&mut self.carrying) {
             self.dev.arena().close(Region::Carry);
         }

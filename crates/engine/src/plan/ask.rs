@@ -114,7 +114,7 @@ impl Parts {
     /// Those of a plan.
     pub fn of(p: &Plan) -> Self {
         Parts {
-            weights: p.resident_bytes(),
+            weights: p.resident_bytes().saturating_add(p.head_beyond()),
             history: p.kv_bytes,
             states: p.state_bytes.saturating_add(if p.tier == Tier::Host { p.snapshots() } else { 0 }),
             workspace: p.workspace_bytes(),

@@ -78,6 +78,12 @@ pub fn forecast(of: Subject, plan: &Plan, machine: &MachineProfile) -> Forecast 
     }
 }
 
+/// Bytes that a decoded token reads from disk.
+pub(super) fn token_reads(of: Subject, p: &Plan) -> u64 {
+    let (_, top_k) = of.family.spec().experts.unwrap_or_default();
+    Streamed::of(p, top_k, None).map_or(0, |s| s.bytes)
+}
+
 /// Seconds of reading for each row of a segment, which take place while it computes.
 fn reading(p: &Plan, disk: Option<f64>) -> f64 {
     let streams = p.segment() > 0 && (p.slots.is_some() || p.layers.is_some());

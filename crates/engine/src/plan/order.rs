@@ -1,7 +1,8 @@
 //! In which order a prompt's rows go through the layers, and how many of them together.
 
-use super::Subject;
 use super::forecast::{disk, row_seconds};
+use super::{Ask, Subject, counted};
+use crate::error::Result;
 use crate::machine::MachineProfile;
 use memory::{Component, Order, Plan, Residency, WeightShare};
 
@@ -17,6 +18,24 @@ const TILE: u32 = 512;
 /// Of the room that experts have, the part that a segment's workspace may take.
 const WORKSPACE_PART: u64 = 8;
 
+/// The same plan with prompts layer by layer, as `shaped` makes it, in the longest segments that leave most of the room to
+/// experts; as it was where not even short ones do.
+pub(super) fn by_layers(of: Subject, ask: &Ask, p: &Plan, shaped: impl Fn(Plan) -> Plan) -> Result<Plan> {
+    let mut wanted = ask.segment.unwrap_or_else(|| rows(of, p, ask.machine.as_deref()));
+    loop {
+        let order = layer_outer(wanted, p.chunk, p.context);
+        let longer = shaped(counted(of, ask, Plan { order, ..p.clone() })?);
+        let more = longer.total_bytes().saturating_sub(p.total_bytes());
+        if ask.segment.is_some() || more <= most_workspace(p) {
+            return Ok(longer);
+        }
+        if longer.segment() <= p.chunk {
+            return Ok(p.clone());
+        }
+        wanted = longer.segment() / 2;
+    }
+}
+
 /// Segments of at most `rows`: whole grids, not less than a chunk, not more than the context needs.
 pub(super) fn layer_outer(rows: u32, chunk: u32, context: u32) -> Order {
     let most = context.next_multiple_of(64);
@@ -25,7 +44,7 @@ pub(super) fn layer_outer(rows: u32, chunk: u32, context: u32) -> Order {
 }
 
 /// Rows whose computing takes four times as long as reading once what is on disk, and a minute at most.
-pub(super) fn rows(of: Subject, p: &Plan, machine: Option<&MachineProfile>) -> u32 {
+fn rows(of: Subject, p: &Plan, machine: Option<&MachineProfile>) -> u32 {
     let rates = machine.and_then(|m| Some((disk(m)?, row_seconds(of, m)?)));
     let Some((disk, row)) = rates else { return USUAL };
     // A cast of what is beyond u32 saturates.
@@ -33,7 +52,7 @@ pub(super) fn rows(of: Subject, p: &Plan, machine: Option<&MachineProfile>) -> u
 }
 
 /// Bytes of workspace that a segment may take of the room for what is on disk.
-pub(super) fn most_workspace(p: &Plan) -> u64 {
+fn most_workspace(p: &Plan) -> u64 {
     let core = p.total_bytes().saturating_sub(read_bytes(p));
     p.guard.saturating_sub(core) / WORKSPACE_PART
 }

@@ -24,7 +24,7 @@ pub(super) fn window_bytes(bounds: &[Bound], p: &Plan) -> u64 {
 
 /// The same plan with the embedding in its file, where it does not fit and that helps, or where it was asked for.
 pub(super) fn by_rows(of: Subject, ask: &Ask, p: Plan) -> Plan {
-    let wanted = of.streams && (ask.stream.rows || !p.fits());
+    let wanted = of.streams && (ask.stream.away || !p.fits());
     let stays = embed_by_rows(of.bounds, &p).is_some();
     let Some(bytes) = untied(of.bounds).filter(|_| wanted && !stays).and_then(|b| Window::bytes(b, step_rows(&p)))
     else {
@@ -35,5 +35,5 @@ pub(super) fn by_rows(of: Subject, ask: &Ask, p: Plan) -> Plan {
         w.residency = Residency::RowRead;
     }
     rows.allowance = allowance(of, ask, &rows);
-    if ask.stream.rows || rows.total_bytes() < p.total_bytes() { rows } else { p }
+    if ask.stream.away || rows.total_bytes() < p.total_bytes() { rows } else { p }
 }

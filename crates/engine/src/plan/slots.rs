@@ -15,8 +15,9 @@ pub struct StreamAsk {
     pub page_cache: bool,
     /// When to ask the next layer's router ahead of its time, and to read what it names ahead.
     pub lookahead: Lookahead,
-    /// Read the rows of the embedding from its file, also where all of it would fit, if the model's head is another matrix.
-    pub rows: bool,
+    /// Leave the embedding in its file, and let the head go while prompts are read in segments, wherever that can be: also
+    /// where there is room for both, or it does not pay.
+    pub away: bool,
     /// Compare what is read again with what it was at first.
     pub verify: bool,
 }
