@@ -372,6 +372,24 @@ mod tests {
     }
 
     #[test]
+    fn workspace_that_nobody_is_in_goes_back_and_comes_again() {
+        let mut m = HostMemory::new(RegionSizes { step: 3 * PAGE, carry: 0 }).unwrap();
+        m.arena.open(Region::Step);
+        let all = m.arena.take(Region::Step, 3 * PAGE).unwrap();
+        m.bytes_mut(&all).unwrap().fill(7);
+        assert!(matches!(m.release_workspace(Region::Step, PAGE), Err(Error::BadBuf)), "somebody is there");
+        m.arena.close(Region::Step);
+        m.release_workspace(Region::Step, 100).unwrap();
+        m.release_workspace(Region::Step, 3 * PAGE).unwrap();
+        m.release_workspace(Region::Carry, 0).unwrap();
+        m.arena.open(Region::Step);
+        let all = m.arena.take(Region::Step, 3 * PAGE).unwrap();
+        let bytes = m.bytes_mut(&all).unwrap();
+        let (kept, gone) = bytes.split_at(PAGE as usize);
+        assert!(kept.iter().all(|&b| b == 7) && gone.iter().all(|&b| b == 0), "whole pages behind the place");
+    }
+
+    #[test]
     fn a_range_is_memory_only_where_it_is_committed() {
         let l = Ledger::new(&[(Tier::Host, 1 << 20)]);
         let mut m = HostMemory::new(RegionSizes::default()).unwrap();

@@ -1,6 +1,7 @@
 //! A head that is away while prompts are read in segments: the same bits as with it there, in a room that never grows, and
 //! whatever goes wrong, the next answer is made.
 
+use device::Region;
 use engine::open::Opened;
 use engine::plan::StreamAsk;
 use engine::{Ask, Context, Error, Executor, Model, OpenOptions, SeqId, Wanted, argmax};
@@ -88,6 +89,12 @@ fn head_and_segments_are_in_one_room_that_is_never_larger_than_planned() {
     exec.finish(g, None).unwrap();
     assert_eq!(held(&exec, Class::Weights), weights, "nobody wanted logits");
     prefill(&mut exec, seq, &ids[128..]).unwrap();
+    // Beside the head steps keep to their part of the workspace.
+    exec.device().arena().reset_high_water();
+    prefill(&mut exec, seq, &ids[..64]).unwrap();
+    exec.verify(seq, &ids[..4], |_| 4).unwrap();
+    let used = [Region::Step, Region::Carry].map(|r| exec.device().arena().high_water(r));
+    assert!(used[0] <= plan.step_with_head() && used[1] == 0, "{used:?}");
     assert_eq!((all(&exec), held(&exec, Class::Weights), exec.head().unwrap().here), (empty, weights + head, true));
     assert_eq!(
         plan.step_with_head() + plan.workspace.carry + plan.row_bytes,

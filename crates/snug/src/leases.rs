@@ -10,6 +10,9 @@ pub fn say(exec: &Executor) {
     if let Some(l) = exec.leased() {
         came("predictor", &l);
     }
+    if let Some(l) = exec.head() {
+        came("head", &l);
+    }
     if let Some(s) = exec.embed_rows() {
         note(format_args!(
             "debug: {} of {} rows of the embedding were read from its file, {}, waiting {:.1} ms for them",

@@ -141,7 +141,7 @@ fn describe(m: &mut Model) {
     ));
     note(format_args!(
         "planned: weights {}, history {} when full, states {}, workspace {}, the process itself {}: {} of {}",
-        bytes(plan.resident_bytes()),
+        bytes(plan.resident_bytes() + plan.head_beyond()),
         bytes(plan.kv_bytes),
         bytes(plan.state_bytes),
         bytes(plan.workspace_bytes()),

@@ -167,7 +167,7 @@ fn described(p: &Plan) -> Value {
     let slots = p.slots.as_ref().map(|s| json!({"slots": s.slots(), "experts": s.experts(), "bytes": s.bytes()}));
     json!({
         "slots": slots, "context": p.context, "parallel": p.parallel, "chunk": p.chunk, "guard_bytes": p.guard,
-        "total_bytes": p.total_bytes(), "weight_bytes": p.resident_bytes(), "history_bytes": p.kv_bytes,
+        "total_bytes": p.total_bytes(), "weight_bytes": p.resident_bytes() + p.head_beyond(), "history_bytes": p.kv_bytes,
         "pages": p.pages, "snapshot_bytes": p.snapshots(), "draft": p.draft, "state_bytes": p.state_bytes, "workspace_bytes": p.workspace.step + p.workspace.carry + p.row_bytes,
         "weights": p.weights.iter().map(weight).collect::<Vec<_>>(),
     })

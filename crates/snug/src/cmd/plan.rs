@@ -110,6 +110,9 @@ fn as_json(f: &Facts) -> Json {
             "cached": share(p, Residency::Cached),
             "streamed": streamed,
             "row_read": share(p, Residency::RowRead),
+            // Of what is leased, the head; and of that, what workspace of prompts takes in its place.
+            "head": p.head_bytes(),
+            "head_in_turn": p.head_bytes() - p.head_beyond(),
         },
         "slots": p.slots.as_ref().map(|s| json!({
             "slots": s.slots(),
@@ -169,7 +172,7 @@ fn print(f: &Facts) -> anyhow::Result<()> {
     let of = |r| bytes(share(p, r));
     let experts = if p.slots.is_some() { "routed experts in the file" } else { "routed experts" };
     let kinds = format!("resident {}, {experts} {}", of(Residency::Resident), of(Residency::Cached));
-    field("weights", p.resident_bytes(), kinds)?;
+    field("weights", p.resident_bytes() + p.head_beyond(), kinds)?;
     if let Some(l) = &p.layers {
         let what = format!("of {} layers, in turn in two buffers of {}", l.layers.len(), bytes(l.buffer_bytes));
         field("", l.bytes, what)?;
@@ -179,12 +182,17 @@ fn print(f: &Facts) -> anyhow::Result<()> {
             format!("slots for {} of {} routed experts; the others are read when needed", s.slots(), s.experts());
         field("", s.bytes(), what)?;
     }
-    if share(p, Residency::Leased) > 0 {
+    if p.head_bytes() > 0 {
+        let what = "the head, whose room is the workspace's while prompts are read in segments";
+        field("", p.head_bytes(), what.into())?;
+    }
+    let predictor = share(p, Residency::Leased) - p.head_bytes();
+    if predictor > 0 {
         let what = match p.draft {
             0 => "not counted: the token predictor, which is not used",
             _ => "not counted: of the token predictor, in memory only while it drafts and there is room",
         };
-        field("", share(p, Residency::Leased), what.into())?;
+        field("", predictor, what.into())?;
     }
     if share(p, Residency::RowRead) > 0 {
         field("", share(p, Residency::RowRead), "not counted: tables that are read row by row from the file".into())?;
