@@ -76,17 +76,17 @@ pub fn code_for(capability: u32) -> Result<(String, Vec<Unit>)> {
         Error::NoCuda(format!("compute capability {}.{} is below 8.0", capability / 10, capability % 10))
     })?;
     let broken = |what: String| Error::Cuda { call: "unpack", what };
-    let mut code = Vec::with_capacity(stream.entries.iter().map(|e| e.size).sum());
     let unpacked = lzma_rust2::LzmaReader::new_mem_limit(stream.packed, u32::MAX, None);
-    let read = unpacked.and_then(|mut r| r.read_to_end(&mut code));
-    read.map_err(|e| broken(e.to_string()))?;
-    let (mut at, mut units) = (0, Vec::new());
-    for e in &stream.entries {
-        let own = code.get(at..at + e.size).ok_or_else(|| broken("code is missing".into()))?;
+    let mut unpacked = unpacked.map_err(|e| broken(e.to_string()))?;
+    let mut units = Vec::new();
+    // What lies behind a card's own code is not unpacked.
+    let last = stream.entries.iter().rposition(|e| e.arch == arch).map_or(0, |i| i + 1);
+    for e in &stream.entries[..last] {
+        let mut code = vec![0; e.size];
+        unpacked.read_exact(&mut code).map_err(|e| broken(e.to_string()))?;
         if e.arch == arch {
-            units.push((e.unit.to_string(), own.to_vec()));
+            units.push((e.unit.to_string(), code));
         }
-        at += e.size;
     }
     Ok((arch.to_string(), units))
 }
