@@ -102,6 +102,16 @@ fn head_and_segments_are_in_one_room_that_is_never_larger_than_planned() {
     );
 }
 
+/// Answers beside a prompt need it between layers.
+#[test]
+fn beside_others_it_stays() {
+    let dir = testkit::materialise("qwen3_moe-a").unwrap();
+    let ask = Ask { parallel: 2, chunk: 64, segment: Some(128), stream: few(), ..Ask::default() };
+    let how = OpenOptions { ask, ..OpenOptions::default() };
+    let exec = Model::open(dir.path().to_path_buf(), &how, &mut |_| {}).unwrap().exec;
+    assert!(exec.plan().head_bytes() == 0 && exec.head().is_none() && exec.embed_rows().is_some());
+}
+
 /// A segment that is cancelled, abandoned or dropped leaves no trace, and the head comes for who decodes next.
 #[test]
 fn a_segment_that_does_not_end_gives_the_room_back() {

@@ -12,8 +12,11 @@ use weights::Role;
 
 /// Pages in which workspace is given back.
 const PAGE: u64 = 4096;
-/// Tokens of an answer that together must read less by as much as bringing the head reads: a short answer.
-const ANSWER: u64 = 64;
+/// Tokens of an answer that together must save what bringing the head takes.
+const ANSWER: u64 = 128;
+/// Bringing a byte takes so many times as long as reading one of an expert: one thread reads it, and it is arranged then
+/// (docs/benchmarks.md).
+const BRINGING: u64 = 3;
 
 /// Whether a head can be let go: only where no answer is made beside a prompt, and nobody wants the logits of more than its
 /// last row.
@@ -45,10 +48,11 @@ pub fn last_row_bytes(family: &dyn Family) -> u64 {
 }
 
 /// Of a plan with the head there all the time and one with it in turn the better: the one that fits, that has longer segments,
-/// or whose answers read so much less that a short one gets back what bringing the head takes.
+/// or whose answers read so much less that one gets back what bringing the head takes.
 pub(super) fn better(of: Subject, ask: &Ask, always: Plan, turns: Plan) -> Plan {
     let saved = forecast::token_reads(of, &always).saturating_sub(forecast::token_reads(of, &turns));
-    let pays =
-        ask.stream.away || turns.segment() > always.segment() || saved.saturating_mul(ANSWER) >= turns.head_bytes();
+    let pays = ask.stream.away
+        || turns.segment() > always.segment()
+        || saved.saturating_mul(ANSWER) >= turns.head_bytes() * BRINGING;
     if turns.fits() && (pays || !always.fits()) && turns.head_bytes() > 0 { turns } else { always }
 }
