@@ -103,9 +103,9 @@ pub fn plan(of: Subject, ask: &Ask) -> Result<Plan> {
         return decided(of, ask);
     }
     let without = decided(of, &Ask { draft: 0, ..ask.clone() })?;
-    let table = |p: &Plan| embed_by_rows(of.bounds, p).is_none();
+    let left_out = |p: &Plan| embed_by_rows(of.bounds, p).is_some();
     let takes_no_room = |p: &Plan| {
-        p.context == without.context && p.slots.is_none() && p.layers.is_none() && table(p) == table(&without)
+        p.context == without.context && p.slots.is_none() && p.layers.is_none() && left_out(p) == left_out(&without)
     };
     for predictor in [Predictor::Resident, Predictor::Leased] {
         match decided(of, &Ask { predictor, ..ask.clone() }) {

@@ -155,7 +155,9 @@ fn drafts_are_the_same() {
             (all, foretold)
         };
         let want = drafted(&mut open(dir.path(), WHOLE, 4));
-        assert_eq!(drafted(&mut open(dir.path(), ROWS, 4)), want, "{name}");
+        let mut exec = open(dir.path(), ROWS, 4);
+        assert_eq!(drafted(&mut exec), want, "{name}");
+        assert!(exec.embed_rows().is_some());
         let segments = Ask { stream: ROWS, draft: 4, segment: Some(128), ..Ask::default() };
         let mut exec = Model::open(dir.path().to_path_buf(), &how(segments), &mut |_| {}).unwrap().exec;
         assert_eq!(drafted(&mut exec).0, want.0, "{name}, in segments");

@@ -122,7 +122,7 @@ impl Window {
         let queue = queue(&files, make)?;
         let memory =
             dev.alloc(ledger.reserve_planned(dev.tier(), Class::Workspace, "rows of the embedding", bytes)?)?;
-        let shared = dev.share(memory).ok_or(Error::NoSlots)?;
+        let shared = dev.share(memory).ok_or_else(unusable)?;
         let mut mat = Mat { n: places, ..mat(table) };
         let part = |at, len| memory.slice(at, len).ok_or(device::Error::BadBuf);
         for p in &planes {

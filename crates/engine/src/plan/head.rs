@@ -14,8 +14,8 @@ use weights::Role;
 const PAGE: u64 = 4096;
 /// Tokens of an answer that together must save what bringing the head takes.
 const ANSWER: u64 = 128;
-/// Bringing a byte takes so many times as long as reading one of an expert: one thread reads it, and it is arranged then
-/// (docs/benchmarks.md).
+/// Bringing a byte takes about so many times as long as reading one of an expert: one thread reads it, through the page
+/// cache, and it is arranged then (docs/benchmarks.md).
 const BRINGING: u64 = 3;
 
 /// Whether a head can be let go: only where no answer is made beside a prompt, and nobody wants the logits of more than its
