@@ -1,7 +1,7 @@
 //! Eight bits an element: the rotated vector in 255 even steps up to its greatest element, which is stored.
 
 use super::Signs;
-use super::rotation::MAX_WIDTH;
+use super::rotation::{MAX_WIDTH, greatest, nearest};
 use half::f16;
 
 /// Steps from zero to the greatest element.
@@ -15,7 +15,7 @@ pub fn encode(signs: &Signs, x: &[f32], codes: &mut [u8]) -> f16 {
     let y = &mut y[..x.len()];
     y.copy_from_slice(x);
     signs.rotate(y);
-    let most = y.iter().fold(0.0f32, |m, y| if y.abs() > m || y.is_nan() { y.abs() } else { m });
+    let most = greatest(y);
     if !most.is_finite() {
         codes.fill(0);
         return f16::NAN;
@@ -25,7 +25,7 @@ pub fn encode(signs: &Signs, x: &[f32], codes: &mut [u8]) -> f16 {
     let by = STEPS / stored.to_f32();
     let by = if by.is_finite() { by } else { 0.0 };
     for (to, y) in codes.iter_mut().zip(y) {
-        *to = (*y * by).round_ties_even().clamp(-STEPS, STEPS) as i8 as u8;
+        *to = nearest(*y * by).clamp(-STEPS, STEPS) as i8 as u8;
     }
     stored
 }

@@ -26,15 +26,12 @@ impl Signs {
         let stream = ((layer as u64) << 1 | plane as u64) << 32 | head as u64;
         Signs(std::array::from_fn(|i| word(stream.wrapping_mul(WORDS as u64).wrapping_add(i as u64))))
     }
-    /// Sign bit of element `i` as that of an f32.
-    #[inline(always)]
-    fn bit(&self, i: usize) -> u32 {
-        ((self.0[i / 64] >> (i % 64)) as u32 & 1) << 31
-    }
     #[inline(always)]
     fn flip(&self, x: &mut [f32]) {
-        for (i, x) in x.iter_mut().enumerate() {
-            *x = f32::from_bits(x.to_bits() ^ self.bit(i));
+        for (word, x) in self.0.iter().zip(x.chunks_mut(64)) {
+            for (i, x) in x.iter_mut().enumerate() {
+                *x = f32::from_bits(x.to_bits() ^ ((word >> i) as u32 & 1) << 31);
+            }
         }
     }
     /// `x <- H (s * x)`, longer than the rotation by `sqrt(d)`; `d` a power of two up to [`MAX_WIDTH`].
@@ -64,7 +61,11 @@ impl Signs {
 /// order of exact f32 operations on every instruction set.
 #[inline(always)]
 pub fn hadamard(x: &mut [f32]) {
-    let mut half = 1;
+    let (blocks, _) = x.as_chunks_mut::<BLOCK>();
+    let mut half = if blocks.is_empty() { 1 } else { BLOCK };
+    for b in blocks {
+        *b = small(*b);
+    }
     while half < x.len() {
         for pair in x.chunks_exact_mut(2 * half) {
             let (a, b) = pair.split_at_mut(half);
@@ -74,4 +75,39 @@ pub fn hadamard(x: &mut [f32]) {
         }
         half *= 2;
     }
+}
+
+/// Elements whose steps fit a vector register.
+const BLOCK: usize = 16;
+
+/// The first four steps.
+#[inline(always)]
+fn small(x: [f32; BLOCK]) -> [f32; BLOCK] {
+    step::<8>(step::<4>(step::<2>(step::<1>(x))))
+}
+
+/// One of them: sums and differences of elements that are `HALF` apart.
+#[inline(always)]
+fn step<const HALF: usize>(x: [f32; BLOCK]) -> [f32; BLOCK] {
+    let mut y = [0.0; BLOCK];
+    for (i, y) in y.iter_mut().enumerate() {
+        let (other, own) = (x[i ^ HALF], x[i]);
+        *y = if i & HALF == 0 { own + other } else { other - own };
+    }
+    y
+}
+
+/// The greatest magnitude, not a number where one is none: without their signs, numbers are in the order of their bits, which
+/// can be compared side by side.
+#[inline(always)]
+pub fn greatest(x: &[f32]) -> f32 {
+    f32::from_bits(x.iter().fold(0, |m, x| m.max(x.abs().to_bits())))
+}
+
+/// `x` rounded to a whole number, halves to even, for `|x|` up to 2^22: the bits below one fall off a sum with 1.5 * 2^23. The
+/// function of the standard library is a call where code is compiled for any x86-64 and only then becomes part of a kernel.
+#[inline(always)]
+pub fn nearest(x: f32) -> f32 {
+    const WHOLE: f32 = 12_582_912.0;
+    (x + WHOLE) - WHOLE
 }

@@ -204,8 +204,14 @@ impl<S: Stored> Part<'_, S> {
             let Some(at) = few.trouble.unless(pages.at(seq, start, self.kv)) else { return };
             // The tile that follows is asked for while this one is at work.
             let next = pages.at(seq, (start + n).min(end - 1), self.kv).unwrap_or(at);
-            let ahead = (start + n) % PAGE / TILE * TILE * pages.vector;
-            let next = (next.0.wrapping_add(ahead), next.1.wrapping_add(ahead));
+            let place = (start + n) % PAGE / TILE * TILE;
+            #[cfg(target_arch = "x86_64")]
+            if S::ROTATED {
+                for block in [next.0, next.1] {
+                    ints::ask_scales(block.wrapping_add(pages.scales + 2 * place));
+                }
+            }
+            let next = (next.0.wrapping_add(place * pages.vector), next.1.wrapping_add(place * pages.vector));
             for first in (0..group).step_by(HEADS) {
                 let heads = self.kv * group + first..self.kv * group + group.min(first + HEADS);
                 // SAFETY: n vectors from `start` on lie in the page; a tile never leaves it.
@@ -433,9 +439,9 @@ impl<S: Stored> Meet<'_, S> {
         let sums = unsafe { std::slice::from_raw_parts_mut(sums, d) };
         #[cfg(target_arch = "x86_64")]
         if ints::suit::<L>() {
-            let (codes, mut mixed) = (self.stored.codes(d), [0.0; MAX_WIDTH]);
+            let mut mixed = [0.0; MAX_WIDTH];
             mixed[..d].copy_from_slice(sums);
-            mixed[..d].iter().enumerate().for_each(|(i, x)| sums[codes.element(i)] = *x);
+            self.stored.codes(d).elements(d, |i, element| sums[element] = mixed[i]);
         }
         a.signs(1, head / a.group()).unrotate(sums);
     }

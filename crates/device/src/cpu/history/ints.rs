@@ -7,6 +7,7 @@
 use super::attention::TILE;
 use super::tile::HEADS;
 use crate::cpu::lanes::Lanes;
+use crate::kv::rotation::{MAX_WIDTH, greatest, nearest};
 use crate::kv::{KEYS, tables};
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -17,6 +18,10 @@ use std::sync::LazyLock;
 const TOP: f64 = 16383.0;
 /// Greatest sum of magnitudes of a product.
 const ROOM: f64 = i32::MAX as f64;
+/// Sums of magnitudes in f32 may be too small by less than this.
+const SLACK: f64 = 1.0 + 1e-4;
+/// Elements that are looked at side by side.
+const LANES: usize = 16;
 /// Most heads whose sums the registers hold.
 pub const MOST: usize = 6;
 /// Bytes that memory is asked for at once.
@@ -87,9 +92,16 @@ impl Codes {
             _ => 1.0,
         }
     }
-    /// The element that the weighted sum `i` of a vector belongs to.
-    pub fn element(self, i: usize) -> usize {
-        let (set, k, lane) = (i / 64, i / 16 % 4, i % 16);
+    /// Calls `f(i, element)` for every weighted sum `i` of a vector of `d`, with the element that it belongs to.
+    #[inline(always)]
+    pub fn elements(self, d: usize, mut f: impl FnMut(usize, usize)) {
+        for (set, k) in (0..d / 64).flat_map(|set| (0..4).map(move |k| (set, k))) {
+            (0..16).for_each(|lane| f(64 * set + 16 * k + lane, self.element(set, k, lane)));
+        }
+    }
+    /// The element of the sum in `lane` of the k-th register of a set of 64.
+    #[inline(always)]
+    fn element(self, set: usize, k: usize, lane: usize) -> usize {
         // Sums of a pair of vectors come from the lower or upper four words of each 128 bits.
         let word = |half: usize| 8 * (lane / 4) + 4 * half + lane % 4;
         match self {
@@ -104,20 +116,35 @@ impl Codes {
     pub fn query(self, q: &[f32], to: &mut [i32]) -> f32 {
         let (elements, pairs) = self.word();
         let chunk = if matches!(self, Codes::Bytes) { q.len() } else { TOGETHER * elements };
-        let most = q.iter().fold(0.0f32, |m, x| m.max(x.abs())) as f64;
-        let sum = |c: &[f32]| c.iter().map(|x| x.abs() as f64).sum::<f64>();
-        let together = q.chunks(chunk).map(sum).fold(0.0, f64::max);
+        let most = greatest(q);
+        // Lane by lane, so that no addition waits for the one before it.
+        let sum = |c: &[f32]| {
+            let mut sums = [0.0f32; LANES];
+            for c in c.as_chunks::<LANES>().0 {
+                for (sum, x) in sums.iter_mut().zip(c) {
+                    *sum += x.abs();
+                }
+            }
+            sums.iter().sum::<f32>()
+        };
+        let mut together = 0.0f32;
+        for c in q.chunks(chunk) {
+            together = together.max(sum(c));
+        }
         // Each rounding may add a half.
         let room = ROOM / self.top() - chunk as f64;
-        let by = if most > 0.0 { (32767.0 / most).min(room / together) } else { 1.0 };
-        if !by.is_finite() || by == 0.0 || !q.iter().all(|x| x.is_finite()) {
+        let by = if most > 0.0 { (32767.0 / most as f64).min(room / (together as f64 * SLACK)) } else { 1.0 };
+        if !most.is_finite() || !by.is_finite() || by == 0.0 {
             to.fill(0);
             return f32::NAN;
         }
-        let round = |x: f32| ((x * by as f32).round_ties_even() as i32).clamp(-32767, 32767) & 0xffff;
-        for (word, to) in q.chunks_exact(elements).zip(to.chunks_exact_mut(pairs.len())) {
+        let mut whole = [0i32; MAX_WIDTH];
+        for (to, x) in whole.iter_mut().zip(q) {
+            *to = (nearest(x * by as f32) as i32).clamp(-32767, 32767) & 0xffff;
+        }
+        for (word, to) in whole[..q.len()].chunks_exact(elements).zip(to.chunks_exact_mut(pairs.len())) {
             for (to, &(a, b)) in to.iter_mut().zip(pairs) {
-                *to = round(word[a]) | round(word[b]) << 16;
+                *to = word[a] | word[b] << 16;
             }
         }
         self.unit() / by as f32
@@ -283,11 +310,17 @@ pub struct Block {
     pub next: *const u8,
 }
 
-/// Asks for a line of memory ahead of its use.
+/// Asks for a line of memory ahead of its use, into the second cache: tiles of this turn and the next fill the first.
 #[inline(always)]
 fn ask(at: *const u8) {
     // SAFETY: every x86-64 CPU has it, and it reads nothing, wherever it points.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+}
+
+/// Asks for the scales of a tile, which begin at `at`.
+#[inline(always)]
+pub fn ask_scales(at: *const u8) {
+    (0..2 * TILE).step_by(LINE).for_each(|line| ask(at.wrapping_add(line)));
 }
 
 /// Whether lanes are those of AVX-512, which here comes with VNNI.
@@ -511,7 +544,8 @@ mod tests {
     #[test]
     fn every_element_has_one_sum() {
         for (codes, d) in [64, 128, 256, 512].into_iter().flat_map(|d| [(Codes::nibbles(d), d), (Codes::Bytes, d)]) {
-            let mut all: Vec<usize> = (0..d).map(|i| codes.element(i)).collect();
+            let mut all = vec![usize::MAX; d];
+            codes.elements(d, |i, element| all[i] = element);
             all.sort_unstable();
             assert!(all.into_iter().eq(0..d));
         }

@@ -2,7 +2,6 @@
 
 use super::TILE;
 use super::tile::{CHUNK_GROUPS, Tile};
-use super::tile_x86::AHEAD;
 use super::{Weights, tile32, tile256};
 use checkpoint::block;
 use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
@@ -28,20 +27,34 @@ impl Chunk {
     pub fn field(self, at: usize, bytes: usize, i: usize) -> *const u8 {
         self.base.wrapping_add(TILE * (self.blocks * at + i * bytes))
     }
-    /// Asks for as many bytes as it has, further on.
+    /// Asks for what it has beside codes, further on.
     #[inline(always)]
-    pub fn prefetch<T: Tile>(self) {
-        prefetch_ahead(self.base, TILE * self.blocks * size_of::<T::Block>());
+    pub fn ask_beside<T: Codes>(self) {
+        let (codes, end) = (TILE * self.blocks * T::CODES.0, TILE * self.blocks * (T::CODES.0 + T::CODES.1));
+        ask_ahead(self.base, codes);
+        ask_ahead(self.base.wrapping_add(end), TILE * self.blocks * size_of::<T::Block>() - end);
+    }
+    /// Asks for as many codes as group `g` has, further on.
+    #[inline(always)]
+    pub fn ask_codes<T: Codes>(self, g: usize) {
+        let (first, group) = (TILE * self.blocks * T::CODES.0, TILE * T::CODES.1 / T::GROUPS);
+        ask_ahead(self.base.wrapping_add(first + g * group), group);
     }
 }
 
-/// Asks for `bytes` bytes that lie [`AHEAD`] behind `p`, into the second cache: in the first one they would take the few
-/// places that loads on their way need, and halve what a thread reads.
+/// Distances at which [`ask_ahead`] asks.
+const AHEAD: [usize; 2] = [12 << 10, 6 << 10];
+
+/// Asks for `bytes` bytes that lie behind `p` by each distance of [`AHEAD`], into the second cache: in the first one they would
+/// take the few places that loads on their way need, and halve what a thread reads. Twice, because what is asked for while too
+/// much is under way is forgotten (`docs/experiments.md`, E23).
 #[inline(always)]
-pub fn prefetch_ahead(p: *const u8, bytes: usize) {
+pub fn ask_ahead(p: *const u8, bytes: usize) {
     for at in (0..bytes).step_by(64) {
-        // SAFETY: every x86-64 CPU has it, and prefetching reads nothing, wherever it points.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(AHEAD + at).cast()) }
+        for ahead in AHEAD {
+            // SAFETY: every x86-64 CPU has it, and prefetching reads nothing, wherever it points.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(ahead + at).cast()) }
+        }
     }
 }
 

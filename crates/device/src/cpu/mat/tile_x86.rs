@@ -18,7 +18,7 @@ const _: () = assert!(
 );
 
 /// Least distance of what is asked for ahead: small tiles are over before memory answers.
-pub const AHEAD: usize = 16 << 10;
+const AHEAD: usize = 16 << 10;
 
 /// Asks for bytes `from .. to` behind the tile or a little further, which as a rule belong to the tiles that are next.
 /// Kernels read many rows at a time and nothing that prefetches by itself makes sense of that; bytes asked for in their

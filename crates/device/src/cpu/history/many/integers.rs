@@ -52,9 +52,10 @@ impl Tile<'_> {
             let acc = unsafe { std::slice::from_raw_parts_mut(self.at(room.acc + m * d), d) };
             let mut was = [0.0; MAX_WIDTH];
             was[..d].copy_from_slice(acc);
-            for i in 0..d {
-                let (from, to) = if forth { (codes.element(i), i) } else { (i, codes.element(i)) };
-                acc[to] = was[from];
+            if forth {
+                codes.elements(d, |i, element| acc[i] = was[element]);
+            } else {
+                codes.elements(d, |i, element| acc[element] = was[i]);
             }
         }
     }

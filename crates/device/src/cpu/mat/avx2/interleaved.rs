@@ -1,7 +1,7 @@
 //! Interleaved blocks times activations of fifteen bits, on halves of a tile.
 
 use super::{Steps, add};
-use crate::cpu::mat::interleaved::{Chunk, Codes, Q5K_HIGH, Q6K_HIGH, SIX, SUB, groups_from, prefetch_ahead};
+use crate::cpu::mat::interleaved::{Chunk, Codes, Q5K_HIGH, Q6K_HIGH, SIX, SUB, ask_ahead, groups_from};
 use crate::cpu::mat::planes_x86::PlanesX86;
 use crate::cpu::mat::quant::GROUP;
 use crate::cpu::mat::side::Scale;
@@ -230,7 +230,8 @@ pub unsafe fn interleaved<T: Interleaved256>(w: &Weights, x: &[*const u8], acc: 
     for first in (0..groups).step_by(CHUNK_GROUPS) {
         let here = groups_from(first, groups);
         let c = Chunk::new::<T>(w, first, here);
-        c.prefetch::<T>();
+        c.ask_beside::<T>();
+        (0..here).for_each(|g| c.ask_codes::<T>(g));
         for side in [0, 8] {
             // SAFETY: the promise of `TileFn`.
             unsafe {
@@ -277,7 +278,7 @@ pub unsafe fn interleaved_planes<T: Packed256, P: PlanesX86>(w: &Weights, x: &[*
     let mut to = Steps::zero();
     for g in 0..w.k / GROUP {
         let p = w.base.wrapping_add(16 * TILE * g);
-        prefetch_ahead(p, 16 * TILE);
+        ask_ahead(p, 16 * TILE);
         for side in [0, 8] {
             // SAFETY: the promise of `TileFn`.
             unsafe {

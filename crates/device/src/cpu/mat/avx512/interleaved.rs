@@ -3,7 +3,7 @@
 
 use super::blocks::{Group16, Walk, product};
 use super::steps::{half_powers, halves, sixes};
-use crate::cpu::mat::interleaved::{Chunk, Codes, Q5K_HIGH, Q6K_HIGH, SIX, SUB, groups_from, prefetch_ahead};
+use crate::cpu::mat::interleaved::{Chunk, Codes, Q5K_HIGH, Q6K_HIGH, SIX, SUB, ask_ahead, groups_from};
 use crate::cpu::mat::planes_avx512::PlanesX512;
 use crate::cpu::mat::quant::GROUP;
 use crate::cpu::mat::side::Scale;
@@ -251,17 +251,23 @@ impl<T: Interleaved512> Walk for Blocks<T> {
         for first in (0..groups).step_by(CHUNK_GROUPS) {
             let here = groups_from(first, groups);
             let c = Chunk::new::<T>(w, first, here);
-            c.prefetch::<T>();
+            c.ask_beside::<T>();
             // SAFETY: the caller's promise.
             unsafe {
                 let s = shared::<T>(c);
-                for g in (0..here / 2 * 2).step_by(2) {
+                if T::GROUPS == 1 {
+                    for g in 0..here {
+                        c.ask_codes::<T>(g);
+                        f(first + g, &T::columns(c, g), &steps::<T>(c, &s, g));
+                    }
+                    continue;
+                }
+                for g in (0..here).step_by(2) {
+                    c.ask_codes::<T>(g);
+                    c.ask_codes::<T>(g + 1);
                     let two = T::two_columns(c, g);
                     f(first + g, &two[0], &steps::<T>(c, &s, g));
                     f(first + g + 1, &two[1], &steps::<T>(c, &s, g + 1));
-                }
-                if here % 2 == 1 {
-                    f(first + here - 1, &T::columns(c, here - 1), &steps::<T>(c, &s, here - 1));
                 }
             }
         }
@@ -279,7 +285,7 @@ impl<T: Packed512> Walk for Nibbles<T> {
         let none = _mm512_setzero_si512();
         for g in 0..w.k / GROUP {
             let p = w.base.wrapping_add(16 * TILE * g);
-            prefetch_ahead(p, 16 * TILE);
+            ask_ahead(p, 16 * TILE);
             // SAFETY: the caller's promise.
             unsafe {
                 let scale = numbers(w.side.scale, w.side.scales.base.raw(), g / w.side.per);
