@@ -6,9 +6,9 @@ Trains three small vocabularies on the text below and writes them with the ids t
 
   byte_bpe.json        a tokenizer.json (byte-level BPE, split like SmolLM's), with special and user-defined tokens
   byte_bpe_cases.json  its ids
-  rule_cases.json      a vocabulary trained across word borders, so that it shows where a text is split, and its ids under
+  rule_cases.json.lzma a vocabulary trained across word borders, so that it shows where a text is split, and its ids under
                        every splitting rule of `tokenizer.ggml.pre`
-  spm_cases.json       a SentencePiece BPE vocabulary with scores and byte fallback, and its ids
+  spm_cases.json.lzma  a SentencePiece BPE vocabulary with scores and byte fallback, and its ids
 
     pip install tokenizers==0.23.1 sentencepiece==0.2.3
     python3 scripts/record_tokenizers.py
@@ -16,6 +16,7 @@ Trains three small vocabularies on the text below and writes them with the ids t
 
 import io
 import json
+import lzma
 import pathlib
 import random
 
@@ -127,7 +128,9 @@ def encode(tokenizer, text):
 
 
 def write(name, data):
-    (OUT / name).write_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+    text = (json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n").encode()
+    packed = lzma.compress(text, lzma.FORMAT_ALONE, preset=9 | lzma.PRESET_EXTREME)
+    (OUT / name).write_bytes(packed if name.endswith(".lzma") else text)
 
 
 def record_byte_bpe():
@@ -163,7 +166,7 @@ def record_rules():
         rules[pre] = [encode(r, s) for s in texts]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     merges = [f"{a} {b}" for a, b in model["merges"]]
-    write("rule_cases.json", {"made_by": MADE_BY, "tokens": tokens, "merges": merges, "texts": texts, "ids": rules})
+    write("rule_cases.json.lzma", {"made_by": MADE_BY, "tokens": tokens, "merges": merges, "texts": texts, "ids": rules})
 
 
 def record_spm():
@@ -196,7 +199,7 @@ def record_spm():
     tokens = [sp.id_to_piece(i) for i in range(n)]
     types = [4 if t == "<mark>" else kind(i) for i, t in enumerate(tokens)]
     write(
-        "spm_cases.json",
+        "spm_cases.json.lzma",
         {
             "made_by": f"scripts/record_tokenizers.py, sentencepiece {sentencepiece.__version__}",
             "tokens": tokens,

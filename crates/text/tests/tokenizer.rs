@@ -2,8 +2,9 @@
 
 use std::{collections::HashMap, sync::OnceLock};
 
+use lzma_rust2::LzmaReader;
 use proptest::prelude::*;
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use text::{Error, GgufVocab, HfFiles, PartCache, Rendered, Specials, Tokenizer};
 
 const BYTE_BPE: &str = include_str!("data/byte_bpe.json");
@@ -47,7 +48,12 @@ fn bpe_cases() -> BpeCases {
 }
 
 fn spm_cases() -> SpmCases {
-    serde_json::from_str(include_str!("data/spm_cases.json")).unwrap()
+    packed(include_bytes!("data/spm_cases.json.lzma"))
+}
+
+/// JSON that is kept packed, because most of it repeats.
+fn packed<T: DeserializeOwned>(lzma: &[u8]) -> T {
+    serde_json::from_reader(LzmaReader::new_mem_limit(lzma, u32::MAX, None).unwrap()).unwrap()
 }
 
 fn hf() -> Tokenizer {
@@ -134,7 +140,7 @@ fn a_gguf_vocabulary_answers_as_the_tokenizer_json_it_came_from() {
 
 #[test]
 fn every_splitting_rule_answers_as_its_original_pattern() {
-    let cases: RuleCases = serde_json::from_str(include_str!("data/rule_cases.json")).unwrap();
+    let cases: RuleCases = packed(include_bytes!("data/rule_cases.json.lzma"));
     for (pre, answers) in &cases.ids {
         let vocab = GgufVocab {
             model: "gpt2",
