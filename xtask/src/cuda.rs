@@ -13,8 +13,24 @@ use std::time::Instant;
 /// Architectures with machine code (that of 8.0 runs on 8.6 to 8.9 too), and one as PTX for all other cards. Those of a group are
 /// compressed together: machine code then takes a twenty-fifth less, and is unpacked as far as a card's own.
 const ARCHS: [&[&str]; 2] = [&["sm_80", "sm_90", "sm_120"], &["compute_80"]];
-const UNITS: [&str; 10] =
-    ["rows", "recurrent", "repack", "linear", "stream", "moe", "gemm", "attention", "few", "flash"];
+const UNITS: [&str; 14] = [
+    "rows",
+    "recurrent",
+    "repack",
+    "linear",
+    "stream",
+    "normed",
+    "chosen",
+    "gated",
+    "heads",
+    "moe",
+    "gemm",
+    "attention",
+    "few",
+    "flash",
+];
+/// Units for 9.0 alone: they were tried there and nowhere else, and others have the kernels that they stand for.
+const ONLY_HOPPER: [&str; 5] = ["stream", "normed", "chosen", "gated", "heads"];
 
 #[derive(Args)]
 pub struct Options {
@@ -89,9 +105,9 @@ fn settings(arch: &str) -> LzmaOptions {
     o
 }
 
-/// Whether an architecture gets a unit: what streams weights was tried on 9.0 alone, others have the kernels that do not.
+/// Whether an architecture gets a unit.
 fn wanted((arch, unit): &(String, String)) -> bool {
-    unit != "stream" || arch == "sm_90"
+    !ONLY_HOPPER.contains(&unit.as_str()) || arch == "sm_90"
 }
 
 /// PTX without comments, and one space wherever there is any: a twentieth less when it is compressed.
@@ -99,6 +115,28 @@ fn tidied(ptx: &[u8]) -> Vec<u8> {
     let text = String::from_utf8_lossy(ptx);
     let lines = text.trim_end_matches('\0').lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" "));
     lines.filter(|l| !l.is_empty() && !l.starts_with("//")).flat_map(|l| (l + "\n").into_bytes()).collect()
+}
+
+/// Machine code without what only a debugger reads: its call frames, as zeros, which take no room when they are compressed.
+fn undebugged(mut code: Vec<u8>) -> Vec<u8> {
+    let number = |code: &[u8], at: usize, n: usize| {
+        code.get(at..at + n).map_or(0, |b| b.iter().rev().fold(0usize, |x, &b| x << 8 | b as usize))
+    };
+    let (first, each, count, names) =
+        (number(&code, 40, 8), number(&code, 58, 2), number(&code, 60, 2), number(&code, 62, 2));
+    let section = |code: &[u8], i: usize| {
+        let at = first + i * each;
+        (number(code, at, 4), number(code, at + 24, 8), number(code, at + 32, 8))
+    };
+    let (_, names, _) = section(&code, names);
+    for i in 0..count {
+        let (name, from, size) = section(&code, i);
+        let is = |n: &[u8]| code.get(names + name..).is_some_and(|c| c.starts_with(n));
+        if is(b".debug_frame\0") || is(b".rel.debug_frame\0") || is(b".rela.debug_frame\0") {
+            code[from..from + size].fill(0);
+        }
+    }
+    code
 }
 
 type Made = (String, String, Vec<u8>);
@@ -114,9 +152,7 @@ fn compile(nvrtc: &Nvrtc, kernels: &Path, archs: &[String], units: &[&str]) -> R
             let Some((i, (arch, unit))) = next.lock().ok().and_then(|mut n| n.next()) else { return Ok(()) };
             let begun = Instant::now();
             let mut code = nvrtc.compile(&kernels.join(format!("{unit}.cu")), arch)?;
-            if !arch.starts_with("sm_") {
-                code = tidied(&code);
-            }
+            code = if arch.starts_with("sm_") { undebugged(code) } else { tidied(&code) };
             eprintln!("{arch:10} {unit:10} {:8} bytes {:5.1} s", code.len(), begun.elapsed().as_secs_f32());
             if let Ok(mut d) = done.lock() {
                 d.push((i, (arch.clone(), unit.clone(), code)));

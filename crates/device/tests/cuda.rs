@@ -2,6 +2,8 @@
 //! says so and passes, and `SNUG_TEST_CUDA=1` turns that into a failure.
 
 mod common;
+#[path = "cuda/joined.rs"]
+mod joined;
 mod kit;
 
 use checkpoint::{Block, DType, Format};

@@ -18,7 +18,8 @@ SETS(mxfp4)
 SETS(q4_0)
 KERNEL(few_tq4_256, AttnArgs)
 KERNEL(few_bf16_256, AttnArgs)
-KERNEL(attention_meet, AttnArgs)
+struct MeetArgs { AttnArgs a; View g; Fifteen to; int act, gated; };
+KERNEL(attention_meet, MeetArgs)
 
 #define OK(x) do { cudaError_t e = (x); if (e != cudaSuccess) { printf("%s: %s\n", #x, cudaGetErrorString(e)); exit(1); } } while (0)
 
@@ -93,10 +94,10 @@ static void products(int processors) {
     };
     std::vector<float> got[2];
     printf("%-5s %d rows %6d of %5d:", z.name, z.rows, n, k);
-    for (int warps : {0, 8, 4}) {  // none: without shared memory
+    for (int warps : {0, 16, 8, 4}) {  // none: without shared memory
       int shared = warps * z.stages * (128 * (16 + z.scale) + z.rows * 576), blocks = n / (warps ? 16 : 8), fit = 0;
       void* f = warps ? z.streamed : z.whole;
-      if (warps) OK(cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, 8 * shared / warps));
+      if (warps) OK(cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, 16 * shared / warps));
       if (warps) OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, f, 32 * warps, shared));
       auto run = [&](int i) {
         if (warps) launch(f, dim3(std::min(blocks, fit * processors)), 32 * warps, shared, args(i, blocks));
@@ -142,7 +143,7 @@ static void attention(int processors) {
     int shared = std::max(256 * 128 + 8 * (D + 32) * 2 + (fmt == KV_TQ4 ? 8 * (16 * D + 64) : 0), 4 * (D / 4 + 4) * 32 * 4);
     OK(cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     auto few = [&](int i) { launch(f, dim3(std::min(pages, most), heads), 256, shared, args(i)); };
-    double alone = timed(few), both = timed([&](int i) { few(i), launch((void*)attention_meet, dim3(queries), 1024, 0, args(i)); }), bytes = page * (pos + 1) / 256.0;
+    double alone = timed(few), both = timed([&](int i) { few(i), launch((void*)attention_meet, dim3(queries), 1024, 0, MeetArgs{args(i)}); }), bytes = page * (pos + 1) / 256.0;
     printf("%-4s %d key heads, %6d positions: %6.1f us %.2f TB/s, with meeting %6.1f us %.2f TB/s\n", fmt == KV_TQ4 ? "tq4" : "bf16", heads, pos, alone, bytes / alone / 1e6, both, bytes / both / 1e6);
     fflush(stdout);
     for (void* x : {(void*)p, (void*)q, (void*)out, (void*)scratch, (void*)ints}) cudaFree(x);

@@ -3,7 +3,7 @@
 use super::driver::Ptr;
 
 /// `View` of common.cuh.
-#[derive(Copy, Clone, PartialEq)]
+#[derive(Copy, Clone, Default, PartialEq)]
 #[repr(C)]
 pub struct View {
     pub p: Ptr,
@@ -98,6 +98,27 @@ pub struct GluKind {
     pub alpha: f32,
 }
 
+/// `ConvOf` of stream.cu.
+#[derive(Copy, Clone, Default)]
+#[repr(C)]
+pub struct ConvOf {
+    pub out: View,
+    pub seq_of: View,
+    pub from: View,
+    pub to: View,
+    pub w: Ptr,
+    pub state: Ptr,
+    pub which: i32,
+    pub elems: i32,
+}
+
+impl ConvOf {
+    /// No convolution.
+    pub fn none() -> Self {
+        ConvOf { which: -1, ..ConvOf::default() }
+    }
+}
+
 /// Matrices that one grid can multiply.
 pub const SET: usize = 4;
 
@@ -108,7 +129,7 @@ macro_rules! args {
 }
 
 args! {
-    Norm { out: View, x: View, w: Ptr, to: Fifteen, eps: f32, pad: i32 }
+    Norm { out: View, x: View, w: Ptr, to: Fifteen, eps: f32, threads: i32 }
     Rope { x: View, pos: View, inv_freq: Ptr, dims: i32, adjacent: i32, factor: f32 }
     Gate { x: View, g: View, to: Fifteen, act: i32, pad: i32 }
     NormRope { norm: Norm, rope: Rope }
@@ -136,6 +157,18 @@ args! {
     /// One matrix of a set.
     One { out: View, w: Mat, bias: Ptr, add: i32, first: i32 }
     Set { x: View, q: Fifteen, m: [One; SET], rows: i32, count: i32, blocks: i32, pad: i32 }
+    Streamed { set: Set, norm: Norm, f: [One; SET], conv: ConvOf, floats: i32, outputs: i32 }
+    ChosenUp {
+        route: Route, q: Fifteen, to: Fifteen, shared_to: Fifteen, gate: MatSet, up: MatSet,
+        shared_gate: View, shared_up: View, glu: GluKind, chosen: i32,
+    }
+    ChosenDown {
+        route: Route, q: Fifteen, shared_q: Fifteen, down: MatSet, shared: Mat, x: View, sum: View, shared_by: View,
+        chosen: i32, pad: i32,
+    }
+    Heads { k: NormRope, q: NormRope, st: Stream, rows: Rows, v: View, append: i32, pad: i32 }
+    Meet { a: Attention, g: View, to: Fifteen, act: i32, gated: i32 }
+    DeltaGate { d: Delta, g: View, to: Fifteen, w: Ptr, eps: f32, act: i32 }
     Embed { out: View, ids: View, table: Mat, scale: f32 }
     GateUp {
         mid: View, h: View, q: Fifteen, to: Fifteen, gate: MatSet, up: MatSet, c: Chosen,

@@ -2,8 +2,9 @@
 
 use super::args;
 use super::driver::Ptr;
+use super::few::{Quantised, quantise};
 use super::launch::blocks;
-use super::ops::{Quantised, elements, kind, quantise, to_bf16};
+use super::ops::{elements, kind, to_bf16};
 use super::scratch::{self, Cut};
 use super::{Cuda, Result};
 use crate::error::Error;

@@ -94,7 +94,7 @@ fn streams() -> impl Iterator<Item = (&'static str, u32)> {
 
 /// Shared memory of each warp of a product that streams its weights, as stream.cu has it: a ring of stages of sixteen outputs and
 /// eight groups, and the rows' codes of these groups.
-fn stream_shared(fmt: &str, rows: u32) -> u32 {
+fn stream_shared(fmt: &str, rows: u32) -> [u32; 2] {
     let (scale, stages) = match (fmt, rows) {
         ("mxfp4", 1) => (1, 4),
         ("mxfp4", 2) => (1, 3),
@@ -102,23 +102,35 @@ fn stream_shared(fmt: &str, rows: u32) -> u32 {
         (_, 4..) => (2, 2),
         _ => (2, 3),
     };
-    stages * (16 * 8 * (16 + scale) + rows * 8 * 72)
+    [stages * (TILE * (16 + scale) + rows * 8 * 72), stages * TILE * (16 + scale)]
 }
+
+/// Blocks of a tile that streams, as tiles.cuh has it: sixteen outputs by eight groups.
+const TILE: u32 = 16 * 8;
+
+/// Bytes of such a tile.
+pub fn tile_bytes(fmt: &Format) -> u32 {
+    TILE * if number(fmt).is_some_and(|n| FORMATS[n] == "mxfp4") { 17 } else { 18 }
+}
+
+/// Bytes of the codes of a row of `k` columns in shared memory, as norm.cuh has it.
+pub const fn code_bytes(k: u32) -> u32 {
+    72 * (k / 32) + 64
+}
+
+/// Most shared memory of kernels that stream weights, or ask for all of them at once.
+pub const STREAMED: u32 = 200 << 10;
 
 /// A product of few rows that streams its weights.
 #[derive(Copy, Clone)]
 pub struct Stream {
     pub kernel: Kernel,
-    /// Blocks of four and of eight warps that the whole card takes at a time.
-    fits: [u32; 2],
-    shared: u32,
-}
-
-impl Stream {
-    /// Grid, threads and shared memory for `blocks` blocks of work of `warps` warps (four or eight) each.
-    pub fn shape(&self, blocks: u32, warps: u32) -> (u32, u32, u32) {
-        (blocks.min(self.fits[usize::from(warps > 4)]), 32 * warps, warps * self.shared)
-    }
+    /// The same behind a norm.
+    pub normed: Kernel,
+    /// Shared memory of a warp.
+    pub shared: u32,
+    /// The same of a warp where a block has the rows' codes, not each stage its part of them.
+    pub bare: u32,
 }
 
 /// Widths of heads that packed history can have.
@@ -137,7 +149,7 @@ pub struct Kernels {
     pub arch: String,
 }
 
-fn names(unit: &str) -> Vec<String> {
+fn names(unit: &str, arch: &str) -> Vec<String> {
     let some = |names: &[&str]| names.iter().map(|n| n.to_string()).collect::<Vec<_>>();
     let each = |from: usize, forms: &[&str]| -> Vec<String> {
         FORMATS[from..].iter().flat_map(|f| forms.iter().map(move |form| form.replace('*', f))).collect()
@@ -164,11 +176,17 @@ fn names(unit: &str) -> Vec<String> {
             "softcap",
             "zero",
         ]),
+        "normed" => streams().filter(|s| s.1 != 2).map(|(f, rows)| format!("normed_{f}_{rows}")).collect(),
+        "chosen" => {
+            ["q4_0", "mxfp4"].iter().flat_map(|f| [format!("chosen_up_{f}"), format!("chosen_down_{f}")]).collect()
+        }
+        "gated" => some(&["delta_gate"]),
+        "heads" => some(&["heads"]),
         "recurrent" => some(&["conv_silu", "shift", "delta_32", "delta_128", "delta_256"]),
         "repack" => some(&["repack"]),
         "linear" => {
-            [some(&["quantise", "linear_many_f32"]), each(0, &["linear_*_1", "linear_*_2", "linear_*_4", "embed_*"])]
-                .concat()
+            let pairs = if arch == "sm_90" { each(0, &["linear_*_2"]) } else { Vec::new() };
+            [some(&["quantise", "linear_many_f32"]), each(0, &["linear_*_1", "linear_*_4", "embed_*"]), pairs].concat()
         }
         "stream" => streams().map(|(f, rows)| format!("stream_{f}_{rows}")).collect(),
         "moe" => [some(&["expert_sort", "expert_order", "expert_sum"]), each(0, &["gate_up_*", "down_*"])].concat(),
@@ -189,11 +207,11 @@ impl Kernels {
     ///
     /// # Errors
     /// [`Error::NoCuda`] for cards that are too old, [`Error::Cuda`].
-    pub fn load(cx: &Context, capability: u32, processors: u32) -> Result<Self> {
+    pub fn load(cx: &Context, capability: u32) -> Result<Self> {
         let (arch, units) = image::code_for(capability)?;
         let mut by_name = HashMap::new();
         for (unit, code) in units {
-            let names = names(&unit);
+            let names = names(&unit, &arch);
             let found = cx.load(&code, &names)?;
             by_name.extend(names.into_iter().zip(found));
         }
@@ -202,24 +220,34 @@ impl Kernels {
             match (name.split('_').next(), number) {
                 (Some("gemm"), Some(rows)) => cx.allow_shared(*k, gemm_shared(rows))?,
                 (Some("flash"), Some(d)) => cx.allow_shared(*k, flash_shared(d, !name.contains("bf16")))?,
+                (Some("chosen"), _) => cx.allow_shared(*k, STREAMED)?,
                 (Some("few"), Some(d)) => cx.allow_shared(*k, few_shared(d, name.contains("tq4")))?,
                 _ => {}
             }
         }
         let mut kernels = Kernels { by_name, streams: HashMap::new(), arch };
         for (f, rows) in streams() {
-            let (name, shared) = (format!("stream_{f}_{rows}"), stream_shared(f, rows));
+            let (name, [shared, bare]) = (format!("stream_{f}_{rows}"), stream_shared(f, rows));
             let Ok(kernel) = kernels.get(&name) else { continue };
-            cx.allow_shared(kernel, 8 * shared)?;
-            let fits = [cx.at_once(kernel, 128, 4 * shared)?, cx.at_once(kernel, 256, 8 * shared)?];
-            let fits = fits.map(|n| n.max(1) * processors);
-            kernels.streams.insert(name, Stream { kernel, fits, shared });
+            let normed = kernels.get(&format!("normed_{f}_{}", if rows == 1 { 1 } else { 4 }))?;
+            cx.allow_shared(kernel, STREAMED)?;
+            cx.allow_shared(normed, STREAMED)?;
+            kernels.streams.insert(name, Stream { kernel, normed, shared, bare });
         }
         Ok(kernels)
     }
     /// The product of a format that streams its weights, on architectures that have one.
     pub fn stream(&self, fmt: &Format, rows: u32) -> Option<Stream> {
         self.streams.get(&format!("stream_{}_{rows}", FORMATS[number(fmt)?])).copied()
+    }
+    /// Rows that a block of a product without shared memory has where `rows` (at most four) meet its weights.
+    pub fn rows(&self, rows: u32) -> u32 {
+        let own = rows != 2 || self.by_name.contains_key("linear_f32_2");
+        if own { rows.next_power_of_two() } else { 4 }
+    }
+    /// Whether there are kernels that do what several ops ask for.
+    pub fn joins(&self) -> bool {
+        self.by_name.contains_key("delta_gate")
     }
     /// A kernel.
     ///

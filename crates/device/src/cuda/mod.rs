@@ -7,9 +7,14 @@
 mod args;
 mod driver;
 mod experts;
+mod few;
+mod heads;
+mod held;
 mod image;
 mod kernels;
 mod launch;
+mod mixture;
+mod normed;
 mod norms;
 mod ops;
 mod range;
@@ -92,14 +97,18 @@ pub struct Cuda {
     stages: Vec<Stage>,
     next_stage: usize,
     seen: CardMemory,
-    /// Room for codes of rows, and whose they are.
+    /// Room for codes of rows, and whose they are; behind it room for what kernels of one mixture hand on.
     codes: Ptr,
-    quantised: [Option<ops::Quantised>; ops::ROOMS],
+    quantised: [Option<few::Quantised>; few::ROOMS],
     next_codes: usize,
     /// Products that wait for others that meet the same rows.
-    pending: Vec<ops::Waiting>,
+    pending: Vec<few::Waiting>,
     /// A norm of heads that waits for what may go with it.
     norm: Option<norms::Norm>,
+    /// A norm of rows that waits for the products that meet them.
+    row: Option<normed::RowNorm>,
+    /// Ops that a few kernels may do together, if more of them follow.
+    held: Vec<(Op, Buf)>,
     /// Points of the queue that time is taken at.
     marks: Vec<Event>,
     /// Role of the rows of the step under way.
@@ -120,7 +129,7 @@ impl Cuda {
         let card = one(ordinal)?;
         let cx = Context::open(ordinal)?;
         let (free, total) = cx.memory()?;
-        let kernels = Kernels::load(&cx, card.capability, card.processors)?;
+        let kernels = Kernels::load(&cx, card.capability)?;
         let code = free.saturating_sub(cx.memory()?.0);
         let arena = sizes.step + sizes.carry;
         let seen = CardMemory { total, free, context: total - free, code, arena, graphs: 0 };
@@ -129,7 +138,7 @@ impl Cuda {
         let graphs = HashMap::new();
         let (tier, stages) = (Tier::Device(ordinal as u8), Vec::new());
         let arena = Arena::new(sizes);
-        let codes = cx.alloc(Self::CODES * ops::ROOMS as u64)?;
+        let codes = cx.alloc(Self::CODES * (few::ROOMS as u64 + 1))?;
         Ok(Cuda {
             caps,
             arena,
@@ -140,10 +149,12 @@ impl Cuda {
             next_stage: 0,
             seen,
             codes,
-            quantised: [None; ops::ROOMS],
+            quantised: [None; few::ROOMS],
             next_codes: 0,
             pending: Vec::new(),
             norm: None,
+            row: None,
+            held: Vec::new(),
             marks: Vec::new(),
             class: None,
             graphs,
@@ -232,9 +243,10 @@ impl Cuda {
     }
     /// Enqueues what waits, and keeps no codes beyond here.
     fn settle(&mut self) -> Result<()> {
-        self.quantised = [None; ops::ROOMS];
+        self.flush()?;
+        self.quantised = [None; few::ROOMS];
         self.next_codes = 0;
-        self.flush()
+        Ok(())
     }
     fn drop_stages(&mut self) -> Result<()> {
         if self.stages.is_empty() {
@@ -446,7 +458,9 @@ impl Device for Cuda {
         self.recording = None;
         self.pending.clear();
         self.norm = None;
-        self.quantised = [None; ops::ROOMS];
+        self.row = None;
+        self.held.clear();
+        self.quantised = [None; few::ROOMS];
         self.next_codes = 0;
         self.cx.uncaptured()
     }

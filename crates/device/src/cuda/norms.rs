@@ -7,8 +7,8 @@ use crate::view::{Buf, View};
 
 /// A norm that was asked for.
 pub struct Norm {
-    args: args::Norm,
-    threads: u32,
+    pub(super) args: args::Norm,
+    pub(super) threads: u32,
 }
 
 impl Norm {
@@ -25,8 +25,9 @@ pub(super) fn norm(d: &Cuda, out: &View, x: &View, w: Option<Buf>, eps: f32, to:
     // By the number of columns alone, so that a row has its bits in any company: four of them a thread, eight where there are many.
     let fours = x.cols.div_ceil(4);
     let each = if fours > 1024 { fours.div_ceil(2) } else { fours };
-    let args = args::Norm { out: d.view(out)?, x: d.view(x)?, w: d.vector(w.as_ref())?, to, eps, pad: 0 };
-    Ok(Norm { args, threads: each.next_multiple_of(32).clamp(32, 1024) })
+    let threads = each.next_multiple_of(32).clamp(32, 1024);
+    let (out, x, w) = (d.view(out)?, d.view(x)?, d.vector(w.as_ref())?);
+    Ok(Norm { args: args::Norm { out, x, w, to, eps, threads: threads as i32 }, threads })
 }
 
 /// The argument of a rotation.

@@ -3,24 +3,49 @@
 use super::args;
 use super::driver::Ptr;
 use super::experts::{Group, chosen, experts};
+use super::few::{Quantised, few_linear};
+use super::held::{self, Fit};
 use super::kernels::history;
 use super::launch::blocks;
 use super::norms::{fused, gated, norm, turned};
-use super::scratch::{self, Cut};
-use super::{Cuda, Result};
+use super::scratch;
+use super::{Cuda, Result, normed};
 use crate::error::Error;
-use crate::op::{Acc, GdnShape, KeyHeadRule, Op, RecView, RouterScore, RowClass, Rows, StreamView};
+use crate::op::{ActFn, GdnShape, KeyHeadRule, Op, RecView, Router, RouterScore, Routing, RowClass, Rows};
 use crate::view::{Buf, Glu, Mat, View};
 use memory::KvFormat;
 
+/// Enqueues a checked op, or holds it back until it is known what follows.
+pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
+    match held::fit(d, &d.held, op) {
+        Fit::More => {
+            d.held.push((op.clone(), scratch));
+            return Ok(());
+        }
+        Fit::Whole => {
+            let mut all = std::mem::take(&mut d.held);
+            all.push((op.clone(), scratch));
+            return held::whole(d, &all);
+        }
+        Fit::No => {}
+    }
+    if d.held.is_empty() {
+        return one(d, op, scratch);
+    }
+    for (op, scratch) in std::mem::take(&mut d.held) {
+        one(d, &op, scratch)?;
+    }
+    run(d, op, scratch)
+}
+
 /// Most rows that a block of the kernels for few rows has: the codes of more of them push each other out of the nearest cache,
 /// and dot products take the time then, not weights that are read once more.
-const FEW: u32 = 4;
+pub(super) const FEW: u32 = 4;
 /// Rows of a block of the kernel for many rows that meet f32 weights.
 const MANY_F32: u32 = 8;
 
-/// Enqueues a checked op.
-pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
+/// Enqueues an op, behind those that were.
+pub(super) fn one(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
     let room = d.at(&scratch)?;
     if d.norm.is_some() && matches!(op, Op::Linear { .. }) {
         d.flush()?;
@@ -29,10 +54,14 @@ pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
         let bias = d.vector(bias.as_ref())?;
         return linear(d, room, &Product { out, x, w, bias, add: *add }, *class);
     }
-    if fused(d, op)? {
+    if fused(d, op)? || d.convolves(op)? {
         return Ok(());
     }
     d.flush()?;
+    if let Some(n) = normed::of(d, op)? {
+        d.row = Some(n);
+        return Ok(());
+    }
     if let Op::RmsNorm { out, x, w, eps } = op
         && out == x
         && out.heads > 1
@@ -92,10 +121,7 @@ fn enqueue(d: &Cuda, op: &Op, room: Ptr) -> Result<Option<Quantised>> {
                 d.launch(d.kernels.get("append")?, [rows.n * st.heads, 1, 1], 128, 0, &a)
             }
         }
-        Op::Attention { out, q, st, rows, scale, window, since, sinks } => {
-            let sinks = d.vector(sinks.as_ref())?;
-            attention(d, room, out, q, st, rows, *scale, (*window, *since), sinks)
-        }
+        Op::Attention { .. } => attention(d, room, op, AfterMeeting::default()),
         Op::ConvSilu { out, x, w, kernel, st, rows } => {
             if *kernel > 8 {
                 return Err(Error::Shape {
@@ -134,19 +160,7 @@ fn enqueue(d: &Cuda, op: &Op, room: Ptr) -> Result<Option<Quantised>> {
             gated_delta(d, x, vectors, g, st, rows)
         }
         Op::Route { out, logits, router } => {
-            let a = args::Route {
-                ids: d.view(&out.ids)?,
-                w: d.view(&out.w)?,
-                logits: d.view(logits)?,
-                bias: d.vector(router.bias.as_ref())?,
-                per_expert: d.vector(router.per_expert.as_ref())?,
-                k: router.k as i32,
-                renormalise: router.renormalise as i32,
-                sigmoid: (router.score == RouterScore::Sigmoid) as i32,
-                groups: router.groups.map_or(0, |g| g.n as i32),
-                keep: router.groups.map_or(0, |g| g.keep as i32),
-                scale: router.scale,
-            };
+            let a = route_args(d, out, logits, router)?;
             if logits.cols <= 512 && router.groups.is_none() {
                 let threads = logits.cols.next_multiple_of(32);
                 return d.launch(d.kernels.get("route_ranks")?, [logits.rows, 1, 1], threads, 0, &a).map(|()| None);
@@ -177,6 +191,29 @@ fn enqueue(d: &Cuda, op: &Op, room: Ptr) -> Result<Option<Quantised>> {
     Ok(kept)
 }
 
+pub(super) fn route_args(d: &Cuda, out: &Routing, logits: &View, router: &Router) -> Result<args::Route> {
+    Ok(args::Route {
+        ids: d.view(&out.ids)?,
+        w: d.view(&out.w)?,
+        logits: d.view(logits)?,
+        bias: d.vector(router.bias.as_ref())?,
+        per_expert: d.vector(router.per_expert.as_ref())?,
+        k: router.k as i32,
+        renormalise: router.renormalise as i32,
+        sigmoid: (router.score == RouterScore::Sigmoid) as i32,
+        groups: router.groups.map_or(0, |g| g.n as i32),
+        keep: router.groups.map_or(0, |g| g.keep as i32),
+        scale: router.scale,
+    })
+}
+
+pub(super) fn act(f: ActFn) -> i32 {
+    match f {
+        ActFn::Sigmoid => 0,
+        ActFn::Silu => 1,
+    }
+}
+
 pub(super) fn kind(glu: Glu) -> args::GluKind {
     match glu {
         Glu::Swiglu => args::GluKind { kind: 0, limit: 0.0, alpha: 0.0 },
@@ -190,12 +227,12 @@ pub(super) fn elements(v: &View) -> u64 {
 }
 
 /// Operands of a linear layer.
-struct Product<'a> {
-    out: &'a View,
-    x: &'a View,
-    w: &'a Mat,
-    bias: Ptr,
-    add: bool,
+pub(super) struct Product<'a> {
+    pub out: &'a View,
+    pub x: &'a View,
+    pub w: &'a Mat,
+    pub bias: Ptr,
+    pub add: bool,
 }
 
 fn linear(d: &mut Cuda, room: Ptr, p: &Product, class: RowClass) -> Result<()> {
@@ -213,225 +250,6 @@ fn linear(d: &mut Cuda, room: Ptr, p: &Product, class: RowClass) -> Result<()> {
         d.launch(d.kernels.get("linear_many_f32")?, grid, 128, 0, &a)?;
     }
     d.wrote_view(p.out)
-}
-
-/// Outputs of a block of the kernels for few rows: two of each of four warps; of floats one or two of all of them.
-fn outputs(fmt: &checkpoint::Format) -> u64 {
-    match super::kernels::number(fmt) {
-        Some(0) => 1,
-        Some(1 | 2) => 2,
-        _ => 8,
-    }
-}
-
-/// Outputs of a block of the kernels that stream weights, and columns of a stage.
-const STREAM: (u32, u32) = (16, 256);
-
-/// Whether a matrix streams through shared memory: whole tiles and stages, rows one behind the other, scales where copies of sixteen
-/// bytes find them. It follows from the matrix alone, so that rows have their bits in any company.
-fn streams(d: &Cuda, w: &Mat, at: &args::Mat) -> bool {
-    let whole = w.n.is_multiple_of(STREAM.0) && w.k.is_multiple_of(STREAM.1) && w.k >= 4 * STREAM.1;
-    whole && w.row_step == 1 && at.s.is_multiple_of(16) && d.kernels.stream(&w.fmt, 1).is_some()
-}
-
-/// A product of few rows: it waits for others that meet the same rows. Block weights meet their codes.
-fn few_linear(d: &mut Cuda, room: Ptr, p: &Product) -> Result<()> {
-    let one = args::One { out: d.view(p.out)?, w: d.mat(p.w)?, bias: p.bias, add: p.add as i32, first: 0 };
-    let (x, view) = (Quantised::of(d, p.x)?, d.view(p.x)?);
-    let streams = streams(d, p.w, &one.w);
-    let joins = |w: &Waiting| w.x == x && w.fmt == p.w.fmt && w.streams == streams && !w.out.meets(&Span::of(d, p.out));
-    let joins = d.pending.iter().all(joins);
-    if !joins || d.pending.len() == args::SET {
-        d.flush()?;
-    }
-    let out = Span::of(d, p.out);
-    let q = match d.codes_of(&x) {
-        _ if !scratch::is_block(p.w) => args::Fifteen::default(),
-        Some(q) => q,
-        None => {
-            d.flush()?;
-            if !d.room_for(&x) {
-                let at = scratch::fifteen(&mut Cut::default(), p.x.rows as u64, p.w.k);
-                let q = quantise(d, room, at, p.x)?;
-                d.pending.push(Waiting { x, view, q, fmt: p.w.fmt, streams, one, out });
-                return d.flush();
-            }
-            let q = d.codes_for(Some(&x));
-            quantise_to(d, q, p.x)?;
-            d.hold(x);
-            q
-        }
-    };
-    d.pending.push(Waiting { x, view, q, fmt: p.w.fmt, streams, one, out });
-    // Who writes over its own rows is waited for by nobody.
-    if x.span.meets(&out) { d.flush() } else { Ok(()) }
-}
-
-/// Bytes of the arena that a view lies in.
-#[derive(Copy, Clone, Debug, PartialEq)]
-pub struct Span {
-    from: Ptr,
-    to: Ptr,
-}
-
-impl Span {
-    fn of(d: &Cuda, v: &View) -> Self {
-        let from = d.at(&v.buf).unwrap_or(0);
-        Span { from, to: from + v.extent() * v.ty.bytes() }
-    }
-    fn meets(&self, other: &Span) -> bool {
-        self.from < other.to && other.from < self.to
-    }
-}
-
-/// Rows whose codes the backend keeps until somebody writes to them.
-#[derive(Copy, Clone, Debug, PartialEq)]
-pub struct Quantised {
-    span: Span,
-    rows: u32,
-    cols: u32,
-    stride: u32,
-}
-
-impl Quantised {
-    /// Rows of whole groups, heads one behind the other.
-    pub(super) fn of(d: &Cuda, v: &View) -> Result<Self> {
-        Ok(Quantised { span: Span::of(d, v), rows: v.rows, cols: v.heads * v.cols, stride: v.stride[0] })
-    }
-}
-
-/// A product that was asked for and not enqueued yet.
-pub struct Waiting {
-    x: Quantised,
-    view: args::View,
-    q: args::Fifteen,
-    fmt: checkpoint::Format,
-    streams: bool,
-    one: args::One,
-    out: Span,
-}
-
-/// Rows whose codes are kept at a time: what a layer's parts meet, what a part makes in between, and what is about to be made.
-pub const ROOMS: usize = 3;
-
-impl Cuda {
-    /// Bytes for codes of some rows.
-    pub(super) const CODES: u64 = 4 << 20;
-
-    fn room_for(&self, x: &Quantised) -> bool {
-        let mut cut = Cut::default();
-        scratch::fifteen(&mut cut, x.rows as u64, x.cols);
-        cut.total() <= Self::CODES
-    }
-    /// Whether an op that writes `v` shall leave its codes too: few rows in whole groups that somebody will multiply.
-    pub(super) fn keeps(&self, v: &View) -> Option<Quantised> {
-        let whole = v.cols.is_multiple_of(32) && (v.heads == 1 || v.stride[1] == v.cols);
-        let x = Quantised::of(self, v).ok().filter(|_| self.class == Some(RowClass::Few) && whole)?;
-        self.room_for(&x).then_some(x)
-    }
-    /// Where codes of these rows go next: the room whose codes were made longest ago.
-    pub(super) fn codes_for(&self, x: Option<&Quantised>) -> args::Fifteen {
-        x.map_or_else(args::Fifteen::default, |x| self.codes_at(self.next_codes, x))
-    }
-    /// Codes of these rows, where they are kept.
-    pub(super) fn codes_of(&self, x: &Quantised) -> Option<args::Fifteen> {
-        let i = self.quantised.iter().position(|q| q.as_ref() == Some(x))?;
-        Some(self.codes_at(i, x))
-    }
-    fn codes_at(&self, i: usize, x: &Quantised) -> args::Fifteen {
-        let base = self.codes + i as u64 * Self::CODES;
-        let [hi, lo, meta] = scratch::fifteen(&mut Cut::default(), x.rows as u64, x.cols).map(|at| base + at);
-        args::Fifteen { hi, lo, meta }
-    }
-    /// Says whose codes were made where [`codes_for`](Self::codes_for) said.
-    pub(super) fn hold(&mut self, x: Quantised) {
-        self.quantised[self.next_codes] = Some(x);
-        self.next_codes = (self.next_codes + 1) % ROOMS;
-    }
-    /// Enqueues what waits: a norm, or products, as one grid. Never both: who waits second lets the first go.
-    pub(super) fn flush(&mut self) -> Result<()> {
-        if let Some(n) = self.norm.take() {
-            n.launch(self)?;
-        }
-        let Some(w) = self.pending.first() else { return Ok(()) };
-        let rows = w.x.rows.clamp(1, FEW).next_power_of_two();
-        let stream = self.kernels.stream(&w.fmt, rows).filter(|_| w.streams);
-        let each = if stream.is_some() { STREAM.0 as u64 } else { outputs(&w.fmt) };
-        let (mut first, mut m) = (0u32, [w.one; args::SET]);
-        for (to, w) in m.iter_mut().zip(&self.pending) {
-            *to = args::One { first: first as i32, ..w.one };
-            first += blocks(w.one.w.n as u64, each);
-        }
-        let (n, count) = (w.x.rows, self.pending.len() as i32);
-        let a = args::Set { x: w.view, q: w.q, m, rows: n as i32, count, blocks: first as i32, pad: 0 };
-        let together = n.div_ceil(rows);
-        match stream {
-            Some(s) => {
-                // Fewer warps share a row of weights where that leaves each too little of it, or where there are rows enough.
-                let warps = if w.one.w.k <= 2048 || first >= 2048 { 4 } else { 8 };
-                let (grid, threads, shared) = s.shape(first, warps);
-                self.launch(s.kernel, [grid, together, 1], threads, shared, &a)?;
-            }
-            None => {
-                let kernel = self.kernels.of("linear", &format!("linear_*_{rows}"), &w.fmt)?;
-                self.launch(kernel, [first, together, 1], 128, 0, &a)?;
-            }
-        }
-        let written: Vec<Span> = self.pending.drain(..).map(|w| w.out).collect();
-        written.iter().for_each(|s| self.forget(s));
-        Ok(())
-    }
-    /// Codes of rows that were written to are worth nothing.
-    fn forget(&mut self, s: &Span) {
-        self.quantised.iter_mut().filter(|q| q.is_some_and(|q| q.span.meets(s))).for_each(|q| *q = None);
-    }
-    fn wrote_view(&mut self, v: &View) -> Result<()> {
-        self.forget(&Span::of(self, v));
-        Ok(())
-    }
-    pub(super) fn wrote(&mut self, op: &Op) -> Result<()> {
-        match op {
-            Op::Linear { out, .. }
-            | Op::Embed { out, .. }
-            | Op::RmsNorm { out, .. }
-            | Op::Glu { out, .. }
-            | Op::Attention { out, .. }
-            | Op::ConvSilu { out, .. }
-            | Op::Shift { out, .. }
-            | Op::GatedDelta { out, .. }
-            | Op::Combine { out, .. }
-            | Op::GatherRows { out, .. }
-            | Op::Likeliest { out, .. } => self.wrote_view(out),
-            Op::Rope { x, .. }
-            | Op::Gate { x, .. }
-            | Op::Zero { x }
-            | Op::Scale { x, .. }
-            | Op::Softcap { x, .. }
-            | Op::Add { x, .. } => self.wrote_view(x),
-            Op::Route { out, .. } => {
-                self.wrote_view(&out.ids)?;
-                self.wrote_view(&out.w)
-            }
-            Op::ExpertGroup { dst, mid, .. } => {
-                let (Acc::Parts(dst) | Acc::Sum(dst)) = dst;
-                self.wrote_view(dst)?;
-                self.wrote_view(mid)
-            }
-            Op::Append { .. } => Ok(()),
-        }
-    }
-}
-
-/// Fifteen-bit codes of rows, at these offsets of the scratch.
-pub(super) fn quantise(d: &Cuda, room: Ptr, at: [u64; 3], x: &View) -> Result<args::Fifteen> {
-    let to = args::Fifteen { hi: room + at[0], lo: room + at[1], meta: room + at[2] };
-    quantise_to(d, to, x)?;
-    Ok(to)
-}
-
-fn quantise_to(d: &Cuda, to: args::Fifteen, x: &View) -> Result<()> {
-    let groups = x.rows as u64 * (x.cols / 32) as u64;
-    d.launch(d.kernels.get("quantise")?, [blocks(groups, 8), 1, 1], 256, 0, &args::Quant { x: d.view(x)?, to })
 }
 
 /// Rows in bf16 at an address.
@@ -468,18 +286,22 @@ fn many_linear(d: &Cuda, room: Ptr, p: &Product) -> Result<()> {
     d.launch(kernel, grid, 256, super::kernels::gemm_shared(tile), &a)
 }
 
-#[expect(clippy::too_many_arguments, reason = "the op's operands")]
-fn attention(
-    d: &Cuda,
-    room: Ptr,
-    out: &View,
-    q: &View,
-    st: &StreamView,
-    rows: &Rows,
-    scale: f32,
-    (window, since): (Option<u32>, u32),
-    sinks: Ptr,
-) -> Result<()> {
+/// What happens to the rows of attention where partitions meet: a gate, and codes of what comes of that.
+#[derive(Copy, Clone, Default)]
+pub(super) struct AfterMeeting {
+    pub g: args::View,
+    pub to: args::Fifteen,
+    pub act: i32,
+    pub gated: i32,
+}
+
+/// Attention of few rows with a gate behind it.
+pub(super) fn attend(d: &Cuda, op: &Op, scratch: Buf, then: AfterMeeting) -> Result<()> {
+    attention(d, d.at(&scratch)?, op, then)
+}
+
+fn attention(d: &Cuda, room: Ptr, op: &Op, then: AfterMeeting) -> Result<()> {
+    let Op::Attention { out, q, st, rows, scale, window, since, sinks } = op else { return Ok(()) };
     if st.d > 512 {
         return Err(Error::Shape {
             op: "attention",
@@ -492,15 +314,18 @@ fn attention(
         q: d.view(q)?,
         st: d.stream(st)?,
         rows: d.rows(rows)?,
-        scale,
+        scale: *scale,
         window: window.map_or(0, |w| w.clamp(1, i32::MAX as u32) as i32),
-        since: since.min(i32::MAX as u32) as i32,
-        sinks,
+        since: (*since).min(i32::MAX as u32) as i32,
+        sinks: d.vector(sinks.as_ref())?,
         scratch: room,
         room: parts as i32,
         whole: (rows.class == RowClass::Many) as i32,
         most: scratch::most_parts(st, &d.caps) as i32,
     };
+    let AfterMeeting { g, to, act, gated } = then;
+    let meet = args::Meet { a, g, to, act, gated };
+    let meets = || d.launch(d.kernels.get("attention_meet")?, [rows.n * q.heads, 1, 1], 1024, 0, &meet);
     if scratch::flashes(st, rows) {
         let kernel = d.kernels.get(&format!("flash_{}_{}", history(st.fmt), st.d))?;
         let shared = super::kernels::flash_shared(st.d, st.fmt.rotated());
@@ -515,12 +340,12 @@ fn attention(
             super::kernels::few_shared(st.d, st.fmt == KvFormat::Tq4),
             &a,
         )?;
-        return d.launch(d.kernels.get("attention_meet")?, [rows.n * q.heads, 1, 1], 1024, 0, &a);
+        return meets();
     }
     let (name, heads) = if st.fmt == KvFormat::F32 { ("attention_few_f32", 4) } else { ("attention_few_bf16", 8) };
     let shared = heads * (st.d + 64 + 3) * 4;
     d.launch(d.kernels.get(name)?, [parts, st.heads, rows.n], 256, shared, &a)?;
-    d.launch(d.kernels.get("attention_meet")?, [rows.n * q.heads, 1, 1], 1024, 0, &a)
+    meets()
 }
 
 fn gated_delta(d: &Cuda, x: [&View; 4], v: [Ptr; 2], g: &GdnShape, st: &RecView, rows: &Rows) -> Result<()> {
@@ -535,7 +360,20 @@ fn gated_delta(d: &Cuda, x: [&View; 4], v: [Ptr; 2], g: &GdnShape, st: &RecView,
             });
         }
     };
-    let a = args::Delta {
+    let grid = [g.n_v, g.d_v.div_ceil(32), rows.seqs];
+    // Queries, keys, values and three numbers of sixteen rows.
+    d.launch(d.kernels.get(name)?, grid, 128, 16 * (2 * width + 32 + 3) * 4, &delta_args(d, x, v, g, st, rows)?)
+}
+
+pub(super) fn delta_args(
+    d: &Cuda,
+    x: [&View; 4],
+    v: [Ptr; 2],
+    g: &GdnShape,
+    st: &RecView,
+    rows: &Rows,
+) -> Result<args::Delta> {
+    Ok(args::Delta {
         out: d.view(x[0])?,
         qkv: d.view(x[1])?,
         a: d.view(x[2])?,
@@ -551,8 +389,5 @@ fn gated_delta(d: &Cuda, x: [&View; 4], v: [Ptr; 2], g: &GdnShape, st: &RecView,
         modulo: (g.rule == KeyHeadRule::Mod) as i32,
         state_elems: st.state_elems as i32,
         slots: st.slots as i32,
-    };
-    let grid = [g.n_v, g.d_v.div_ceil(32), rows.seqs];
-    // Queries, keys, values and three numbers of sixteen rows.
-    d.launch(d.kernels.get(name)?, grid, 128, 16 * (2 * width + 32 + 3) * 4, &a)
+    })
 }

@@ -1,4 +1,5 @@
 // History: keys and values into pages, and causal attention over them where tensor cores do not fit (f32, odd widths).
+#include "fifteen.cuh"
 #include "pages.cuh"
 #include "rotation.cuh"
 
@@ -203,18 +204,21 @@ template <int K, int H> DEV void few(const AttnArgs& a) {
 extern "C" __global__ void __launch_bounds__(256) attention_few_f32(AttnArgs a) { begin(); few<KV_F32, 4>(a); }
 extern "C" __global__ void __launch_bounds__(256) attention_few_bf16(AttnArgs a) { begin(); few<KV_BF16, 8>(a); }
 
-template <int R> DEV void back(const float* from, float* out, float by, int layer, int head) {
+template <int R> DEV void back(float* at, float by, int layer, int head) {
   int lane = threadIdx.x & 31;
   float y[R];
 #pragma unroll
-  for (int r = 0; r < R; r++) y[r] = from[lane + 32 * r];
+  for (int r = 0; r < R; r++) y[r] = at[lane + 32 * r];
   gather<R>(y, layer, 1, head);
 #pragma unroll
-  for (int r = 0; r < R; r++) out[lane + 32 * r] = y[r] * by;
+  for (int r = 0; r < R; r++) at[lane + 32 * r] = y[r] * by;
 }
+// A gate on what comes of it, where there is one, and codes of that.
+struct MeetArgs { AttnArgs a; View g; Fifteen to; int act, gated; };
 // Partitions of a (row, head) meet: as many threads as fit have a column each, and of its partitions every so-manieth, the first
 // of which they ask for before they know what a partition weighs.
-extern "C" __global__ void __launch_bounds__(1024) attention_meet(AttnArgs a) {
+extern "C" __global__ void __launch_bounds__(1024) attention_meet(const __grid_constant__ MeetArgs args) {
+  const AttnArgs& a = args.a;
   constexpr int AHEAD = 8;
   __shared__ float weight[PARTS], part[1024], y[512], whole;
   begin();
@@ -257,17 +261,24 @@ extern "C" __global__ void __launch_bounds__(1024) attention_meet(AttnArgs a) {
   __syncthreads();
   if (threadIdx.x < d) {
     for (int i = 1; i < sharers; i++) sum += part[i * d + c];
-    if (rotated(a.st.fmt)) y[c] = sum;
-    else out[c] = sum * by;
+    y[c] = rotated(a.st.fmt) ? sum : sum * by;
   }
-  if (!rotated(a.st.fmt)) return;
-  // Values were weighed as they are stored; one rotation back for all of them.
-  __syncthreads();
-  if (threadIdx.x >= 32) return;
-  int kv = head / (a.q.heads / a.st.heads);
-  by *= 1.f / sqrtf((float)d);
-  if (d == 64) back<2>(y, out, by, a.st.layer, kv);
-  else if (d == 128) back<4>(y, out, by, a.st.layer, kv);
-  else if (d == 256) back<8>(y, out, by, a.st.layer, kv);
-  else back<16>(y, out, by, a.st.layer, kv);
+  if (rotated(a.st.fmt)) {
+    // Values were weighed as they are stored; one rotation back for all of them.
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      int kv = head / (a.q.heads / a.st.heads);
+      by *= 1.f / sqrtf((float)d);
+      if (d == 64) back<2>(y, by, a.st.layer, kv);
+      else if (d == 128) back<4>(y, by, a.st.layer, kv);
+      else if (d == 256) back<8>(y, by, a.st.layer, kv);
+      else back<16>(y, by, a.st.layer, kv);
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x >= d) return;
+  float value = y[c];
+  if (args.gated) value *= act(args.act, f32(args.g, row, head)[c]);
+  out[c] = value;
+  if (args.to.hi) quantise_group(args.to, row, (head * d + c) >> 5, a.q.heads * d / 32, value);
 }

@@ -79,10 +79,13 @@ DEV u32 aside(const u8* p, long i, int type) {
   u32 h = __ldg((const u16*)p + i);
   return type == BF16 ? h << 16 : __float_as_uint(__half2float(__ushort_as_half((u16)h)));
 }
-// Sixteen bytes that are read once: they shall not push rows out of the nearest cache.
+// Sixteen bytes that are read once: they shall not push rows out of the nearest cache, nor code out of the second one.
 DEV uint4 once(const uint4* p) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p), "l"(policy));
   return v;
 }
 // Group `g` (of 32 elements) of the matrix's row `row`; a row has `groups` of them.

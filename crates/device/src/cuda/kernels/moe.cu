@@ -1,15 +1,7 @@
 // Routed experts. Few rows: a warp per pair of outputs of one (row, rank), experts named by ids on the device.
 // Many rows: entries (row, rank) sorted by expert for the grouped products of gemm.cu, then summed by ascending id.
 #include "dot.cuh"
-
-struct MatSet { Mat first; u64 step[3]; int slots, pad; };
-DEV Mat slot_of(const MatSet& s, long slot) {
-  Mat m = s.first;
-  m.q += slot * s.step[0];
-  m.h += slot * s.step[1];
-  m.s += slot * s.step[2];
-  return m;
-}
+#include "set.cuh"
 
 // Which experts the call computes: all, or those whose bit is set.
 struct Picked { u32 bits[32]; int all, pad; };

@@ -7,6 +7,15 @@ DEV void copy16(u32 to, const void* from, bool there) {
   int n = there ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n));
 }
+// What is read once shall not push out of the second cache what the next kernels need, their code and arguments among it.
+DEV u64 read_once() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+DEV void copy16_once(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(read_once()));
+}
 DEV void commit() { asm volatile("cp.async.commit_group;"); }
 DEV void wait_all() { asm volatile("cp.async.wait_all;"); }
 DEV void ldsm4(u32* r, u32 at) {
@@ -35,6 +44,9 @@ DEV void ldsm4_t(u32* r, u32 at) {
 template <int N> DEV void wait_but() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
 // Copies that stay in the nearest cache too, because others will ask for the same.
 template <int N> DEV void copy_near(u32 to, const void* from) { asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(N)); }
+template <int N> DEV void copy_near_once(u32 to, const void* from) {
+  asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(N), "l"(read_once()));
+}
 // Whole-number products: 16 outputs by 32 signed bytes by 8 columns, added to `d` or to nothing.
 template <bool FIRST> DEV void mma8(int* d, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   int c[4] = {FIRST ? 0 : d[0], FIRST ? 0 : d[1], FIRST ? 0 : d[2], FIRST ? 0 : d[3]};
