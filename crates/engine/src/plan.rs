@@ -408,14 +408,17 @@ fn counted(of: Subject, ask: &Ask, mut p: Plan) -> Result<Plan> {
         let x = measure(of, &p, kv, ask.logit_rows)?;
         p.workspace = RegionSizes { step: p.workspace.step.max(x.step), carry: p.workspace.carry.max(x.carry) };
     }
+    let page = p.kv_bytes_per_position.saturating_mul(PAGE_POSITIONS.into());
+    let staged = ask.staged.saturating_mul(page);
     if let Some(card) = of.on.own {
         let allowance = of.beyond.bytes(&p, card.staging, of.family.spec().vocab, ask.logit_rows);
-        let allowance = allowance.saturating_add(card.driver);
+        let allowance = allowance.saturating_add(card.driver).saturating_add(staged);
         p.host = Some(HostShare { staging: card.staging, allowance, guard: ask.guard });
         p.allowance = card.overhead;
         p.guard = ask.device_guard.map_or(card.free, |g| g.min(card.free));
         return Ok(p);
     }
+    p.row_bytes = p.row_bytes.saturating_add(staged);
     p.allowance = allowance(of, ask, &p);
     Ok(p)
 }

@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 /// Pages on their way to the disk at a time.
 const STAGED: u64 = 4;
+/// Pages that there is room for beside history: those, and the one that is being read.
+pub const STAGING_PAGES: u64 = STAGED + 1;
 /// Snapshots at the end of a request that are written: most others are thinned out soon.
 const LAST: usize = 2;
 
@@ -52,8 +54,9 @@ impl Disk {
         let how = format!("{} {} {} {park:?}", env!("CARGO_PKG_VERSION"), caps.name, caps.isa);
         let of = fingerprint(&[of, &[&format, &how]].concat());
         let shelf = Shelf::open(at, of, exec.page_bytes(), exec.snapshot_bytes(park))?;
-        let staging = (STAGED + 1) * exec.page_bytes();
-        let paid = exec.ledger().reserve(Tier::Host, Class::Kv, "pages on their way to disk", staging);
+        // Whoever keeps things on disk says so when the plan is made (`Ask::staged`).
+        let staging = STAGING_PAGES * exec.page_bytes();
+        let paid = exec.ledger().reserve_planned(Tier::Host, Class::Kv, "pages on their way to disk", staging);
         let paid = paid.map_err(state::Error::from)?;
         let no = |source| crate::disk::Unusable { dir: at.dir.clone(), source };
         let writer = Writer::start(at, shelf.dir(), STAGED as usize).map_err(no)?;

@@ -25,6 +25,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+pub use kept::STAGING_PAGES;
 pub use reuse::Keeping;
 pub use session::{AtEnd, Ends, Job, Steer};
 pub use state::Park;

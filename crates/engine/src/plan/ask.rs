@@ -60,6 +60,9 @@ pub struct Ask {
     pub predictor: Predictor,
     /// Most bytes for states kept of what was read, where sequences need some to go on; `None`: none are planned.
     pub snapshots: Option<u64>,
+    /// Pages that wait in the host's memory on their way to a disk, where what was read is kept there
+    /// ([`crate::batch::STAGING_PAGES`]).
+    pub staged: u64,
     /// Whether a prompt may stop between layers for answers beside it, where there are several sequences.
     pub stops_between_layers: bool,
     /// Prompts go layer by layer in segments of so many rows; `None`: where experts are not all in memory, in segments that
@@ -87,6 +90,7 @@ impl Default for Ask {
             draft: 0,
             predictor: Predictor::default(),
             snapshots: None,
+            staged: 0,
             stops_between_layers: false,
             segment: None,
             machine: None,

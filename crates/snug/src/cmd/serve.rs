@@ -8,7 +8,7 @@ use crate::resolve;
 use crate::serve::{Share, engine_backend, script_backend};
 use anyhow::{Context, anyhow};
 use engine::OpenOptions;
-use engine::batch::{Keeping, Park};
+use engine::batch::{Keeping, Park, STAGING_PAGES};
 use engine::disk::Where;
 use engine::open::Opened;
 use server::{Config, Loading, Server};
@@ -108,6 +108,7 @@ fn source(a: &ServeArgs) -> anyhow::Result<Source> {
     let Some(backend) = a.backend.as_deref() else {
         let mut how = OpenOptions { more: beside(a.queue), ..answering(&a.on, a.ahead)? };
         how.ask.snapshots = Some(snapshots(a));
+        how.ask.staged = a.cache_dir.as_ref().map_or(0, |_| STAGING_PAGES);
         how.ask.stops_between_layers = true;
         return Ok(Source::Engine(how));
     };
