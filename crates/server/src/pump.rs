@@ -16,7 +16,7 @@ use tokio::time::{Instant as Deadline, sleep_until};
 
 use crate::answer::{Answer, Answers, Step};
 use crate::app::App;
-use crate::backend::{Event, Job, Known, Ticket};
+use crate::backend::{Event, Failure, Job, Known, Ticket};
 use crate::fault::{Fault, Kind};
 use crate::frames::Frames;
 use crate::http::conn::Conn;
@@ -198,6 +198,9 @@ impl Running {
                 self.answers.passes += d.passes;
             }
             Event::Failed(f) => {
+                if let Failure::Internal(error) = f {
+                    tracing::error!(request = self.conn.request_id(), error, "generation failed");
+                }
                 let fault = Fault::from(f.clone());
                 self.failed = Some(fault.kind);
                 self.tickets.clear();

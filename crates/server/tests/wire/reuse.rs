@@ -190,19 +190,27 @@ fn the_log_says_so_too() {
     };
     ask("so").ok();
     let id = ask("what").header("x-request-id").unwrap().to_owned();
-    let said = || {
+    let said = |what: &str, id: &str| {
         let all = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
         let all = all.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
-        all.map(|l| l["fields"].clone()).find(|f| f["message"] == "generation ended" && f["request"] == id.as_str())
+        all.map(|l| l["fields"].clone()).find(|f| f["message"] == what && f["request"] == id)
     };
-    let begun = std::time::Instant::now();
-    let f = loop {
-        if let Some(f) = said() {
-            break f;
+    let wait_for = |what: &str, id: &str| {
+        let begun = std::time::Instant::now();
+        loop {
+            if let Some(f) = said(what, id) {
+                break f;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(5), "no such line");
+            std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(begun.elapsed() < Duration::from_secs(5), "no such line");
-        std::thread::sleep(Duration::from_millis(1));
     };
+    let f = wait_for("generation ended", &id);
     assert_eq!((&f["miss"], &f["miss_message"]), (&json!("differs"), &json!("messages[2]")));
     assert_eq!(f["miss_token"], f["cached_tokens"]);
+    // What went wrong is there for whoever runs the server, not for the client alone.
+    let script = json!({"answers": [{"steps": [{"fail": "a row cannot be read"}]}]});
+    let rig = Rig::new(Setup { script, ..Setup::default() });
+    let id = rig.chat(json!({"messages": [user("hi")]})).header("x-request-id").unwrap().to_owned();
+    assert_eq!(wait_for("generation failed", &id)["error"], "a row cannot be read");
 }
