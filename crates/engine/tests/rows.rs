@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use weights::Bound;
-use weights::io::{Fault, Files, Piece, RangeReader, Scripted};
+use weights::io::{Fault, Files, Outcome, Piece, RangeReader, Scripted};
 
 /// Families whose head is a matrix of its own, with and without experts and a predictor.
 const UNTIED: [&str; 7] =
@@ -198,6 +198,45 @@ fn a_row_that_cannot_be_read_fails_who_asked_and_nobody_else() {
     assert!(everything(&mut exec).is_err());
     std::fs::write(&path, bytes).unwrap();
     assert_eq!(everything(&mut exec).unwrap(), want);
+}
+
+/// Cannot go on once where it is told so; what is under way stays so.
+struct Halts(Scripted, Arc<AtomicBool>);
+
+impl RangeReader for Halts {
+    fn name(&self) -> &'static str {
+        "halts"
+    }
+    fn submit(&mut self, p: Piece) {
+        self.0.submit(p);
+    }
+    fn reap(&mut self, wait: bool, done: &mut Vec<Outcome>) -> std::io::Result<()> {
+        if self.1.swap(false, Ordering::Relaxed) {
+            return Err(std::io::Error::other("the system has no room"));
+        }
+        self.0.reap(wait, done)
+    }
+}
+
+#[test]
+fn what_a_reader_left_under_way_does_not_land_on_what_is_read_next() {
+    let dir = testkit::materialise("qwen3_moe-a").unwrap();
+    let want = everything(&mut open(dir.path(), WHOLE, 0)).unwrap();
+    for seed in 0..8 {
+        let (mut exec, halt) = (open(dir.path(), ROWS, 0), Arc::new(AtomicBool::new(false)));
+        let opened = Opened::open(dir.path().to_path_buf()).unwrap();
+        let make = |files: &Files| -> std::io::Result<Box<dyn RangeReader>> {
+            Ok(Box::new(Halts(Scripted::new(files, seed, Box::new(|_| None)), halt.clone())))
+        };
+        exec.stream_with(&opened.ck, &opened.bounds, &make).unwrap();
+        let (ids, no) = (ids(&exec, 9), AtomicBool::new(false));
+        let seq = exec.open().unwrap();
+        halt.store(true, Ordering::Relaxed);
+        let said = exec.prefill(seq, &ids, Wanted::Last, &no, &mut |_| {}).unwrap_err().to_string();
+        assert!(said.contains("the system has no room"), "{said}");
+        exec.close(seq).unwrap();
+        assert_eq!(everything(&mut exec).unwrap(), want, "{seed}");
+    }
 }
 
 #[derive(Clone, Default)]

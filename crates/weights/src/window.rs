@@ -182,8 +182,26 @@ impl Window {
         Ok(())
     }
 
+    /// Waits for more that is finished.
+    fn poll(&mut self, finished: &mut Vec<Finished>) -> Result<()> {
+        let polled = self.queue.poll(true, finished);
+        polled.map_err(|e| Error::Reader { reader: self.queue.reader(), why: e.to_string() })
+    }
+
+    /// Waits for what a reader that could not go on left under way: it would land on what is read next.
+    fn settle(&mut self) -> Result<()> {
+        while self.queue.unfinished() > 0 {
+            self.poll(&mut Vec::new())?;
+        }
+        Ok(())
+    }
+
     /// Reads rows into their places. Those that do not come have none afterwards.
     fn read(&mut self, dev: &mut dyn Device, rows: &[(u32, u32)]) -> Result<()> {
+        if let Err(e) = self.settle() {
+            rows.iter().for_each(|&(row, _)| self.places.forget(row));
+            return Err(e);
+        }
         for (i, &(row, _)) in rows.iter().enumerate() {
             for p in &self.planes {
                 let (off, at) = (p.from.off + u64::from(row) * p.row, self.lands(i, p));
@@ -193,9 +211,9 @@ impl Window {
         }
         let (mut came, mut failed, mut finished) = (vec![true; rows.len()], None, Vec::new());
         while self.queue.unfinished() > 0 {
-            if let Err(e) = self.queue.poll(true, &mut finished) {
+            if let Err(e) = self.poll(&mut finished) {
                 rows.iter().for_each(|&(row, _)| self.places.forget(row));
-                return Err(Error::Reader { reader: self.queue.reader(), why: e.to_string() });
+                return Err(e);
             }
             for Finished { job, result } in finished.drain(..) {
                 let (i, plane) = (job.0 as usize / PLANES, job.0 as usize % PLANES);

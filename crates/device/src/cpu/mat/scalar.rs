@@ -11,6 +11,7 @@ pub use planes::planes;
 use super::quant::{self, GROUP};
 use super::tile::{CHUNK_GROUPS, Half, Tile, chunk_bytes, locate};
 use super::{TILE, Weights};
+use crate::kv::rotation::nearest;
 use half::{bf16, f16};
 
 /// f16 by the `half` crate.
@@ -31,7 +32,7 @@ pub fn quantise(x: &[f32], out: &mut [u8]) {
         let (d, by) = quant::scales(f32::from_bits(amax));
         let mut sums = [0; 2];
         for (i, x) in x.iter().enumerate() {
-            let q = (x * by).round_ties_even() as i32;
+            let q = nearest(x * by) as i32;
             let high = (q + quant::ROUND) >> quant::SHIFT;
             out[g * GROUP + i] = high as u8;
             out[k + g * GROUP + i] = (q - (high << quant::SHIFT)) as u8;
