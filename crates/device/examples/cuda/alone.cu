@@ -1,19 +1,15 @@
 // Kernels of few rows timed alone, each behind its like as in a step: products of the sizes of a 27B and a 35B-A3B model and attention over
 // long histories. Where the kernels are, on a machine with a card (compute capability 9.0):
 //   nvcc -O3 -std=c++17 -arch=sm_90 -I../../src/cuda/kernels alone.cu ../../src/cuda/kernels/{linear,stream,few,attention}.cu -o alone
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <cuda_runtime.h>
-#include <vector>
 
+#include "timing.cuh"
 #include "pages.cuh"
-#include "set.cuh"
+#include "stream.cuh"
 #define KERNEL(NAME, ARGS) extern "C" __global__ void NAME(ARGS);
 #define SETS(F) \
   KERNEL(linear_##F##_1, SetArgs) KERNEL(linear_##F##_2, SetArgs) KERNEL(linear_##F##_4, SetArgs) \
-  KERNEL(stream_##F##_1, SetArgs) KERNEL(stream_##F##_2, SetArgs) KERNEL(stream_##F##_4, SetArgs)
+  KERNEL(stream_##F##_1, StreamArgs) KERNEL(stream_##F##_2, StreamArgs) KERNEL(stream_##F##_4, StreamArgs)
 SETS(mxfp4)
 SETS(q4_0)
 KERNEL(few_tq4_256, AttnArgs)
@@ -21,16 +17,6 @@ KERNEL(few_bf16_256, AttnArgs)
 struct MeetArgs { AttnArgs a; View g; Fifteen to; int act, gated; };
 KERNEL(attention_meet, MeetArgs)
 
-#define OK(x) do { cudaError_t e = (x); if (e != cudaSuccess) { printf("%s: %s\n", #x, cudaGetErrorString(e)); exit(1); } } while (0)
-
-__global__ void fill(u32* p, size_t n, u32 seed, u32 mask, u32 add) {
-  for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
-    u32 z = (u32)i * 2654435761u + seed;
-    z = (z ^ z >> 15) * 2246822519u;
-    z = (z ^ z >> 13) * 3266489917u;
-    p[i] = ((z ^ z >> 16) & mask) + add;
-  }
-}
 // Meta of four rows, as their codes have it.
 __global__ void metas(Fifteen q, int groups) {
   int i = blockIdx.x * blockDim.x + threadIdx.x, row = i / groups, g = i % groups, sum = 0;
@@ -41,35 +27,10 @@ __global__ void metas(Fifteen q, int groups) {
   }
   q.meta[i] = make_float2(0.001f * (1 + i % 7), 0.001f * (1 + i % 7) * sum);
 }
-static void* room(size_t bytes, u32 mask, u32 add) {
-  u32* p;
-  OK(cudaMalloc(&p, bytes));
-  fill<<<2048, 256>>>(p, bytes / 4, 7, mask, add);
-  return p;
-}
-template <class A> static void launch(void* f, dim3 grid, int threads, int shared, A a) {
-  cudaLaunchConfig_t c = {};
-  cudaLaunchAttribute early;
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  c.gridDim = grid, c.blockDim = dim3(threads), c.dynamicSmemBytes = shared, c.attrs = &early, c.numAttrs = 1;
-  void* p[] = {&a};
-  OK(cudaLaunchKernelExC(&c, f, p));
-}
-// Median of seven, microseconds a call.
-template <class F> static double timed(F f) {
-  cudaEvent_t from, to;
-  std::vector<float> ms(7);
-  cudaEventCreate(&from), cudaEventCreate(&to);
-  for (float& t : ms) {
-    cudaEventRecord(from);
-    for (int i = 0; i < 24; i++) f(i);
-    cudaEventRecord(to);
-    OK(cudaEventSynchronize(to));
-    cudaEventElapsedTime(&t, from, to);
-  }
-  std::sort(ms.begin(), ms.end());
-  return ms[3] / 24 * 1e3;
+template <class A> static void launch(void* f, dim3 grid, int threads, int shared, const A& a) { launch_with(f, grid, threads, shared, 0, true, &a); }
+// Microseconds a call, 24 one behind the other.
+template <class F> static double each(F f) {
+  return timed(0, [&] { for (int i = 0; i < 24; i++) f(i); }) / 24;
 }
 
 static void products(int processors) {
@@ -100,7 +61,9 @@ static void products(int processors) {
       if (warps) OK(cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, 16 * shared / warps));
       if (warps) OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, f, 32 * warps, shared));
       auto run = [&](int i) {
-        if (warps) launch(f, dim3(std::min(blocks, fit * processors)), 32 * warps, shared, args(i, blocks));
+        StreamArgs a = {args(i, blocks)};
+        a.conv.which = -1;
+        if (warps) launch(f, dim3(std::min(blocks, fit * processors)), 32 * warps, shared, a);
         else launch(f, dim3(blocks), 128, 0, args(i, blocks));
       };
       run(0);
@@ -108,7 +71,7 @@ static void products(int processors) {
       y.resize((size_t)n * z.rows);
       OK(cudaMemcpy(y.data(), out, y.size() * 4, cudaMemcpyDeviceToHost));
       OK(cudaMemset(out, 0xff, y.size() * 4));
-      double us = timed(run), worst = 0, size = 0;
+      double us = each(run), worst = 0, size = 0;
       printf("  %6.1f us %.2f TB/s", us, (codes + scales) / us / 1e6);
       for (size_t i = 0; i < y.size(); i++) size += (double)got[0][i] * got[0][i], worst = y[i] == y[i] ? std::max(worst, (double)std::abs(y[i] - got[0][i])) : 1e30;
       if (!(worst <= 1e-4 * sqrt(size / y.size()))) printf(" WRONG");
@@ -143,7 +106,7 @@ static void attention(int processors) {
     int shared = std::max(256 * 128 + 8 * (D + 32) * 2 + (fmt == KV_TQ4 ? 8 * (16 * D + 64) : 0), 4 * (D / 4 + 4) * 32 * 4);
     OK(cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
     auto few = [&](int i) { launch(f, dim3(std::min(pages, most), heads), 256, shared, args(i)); };
-    double alone = timed(few), both = timed([&](int i) { few(i), launch((void*)attention_meet, dim3(queries), 1024, 0, MeetArgs{args(i)}); }), bytes = page * (pos + 1) / 256.0;
+    double alone = each(few), both = each([&](int i) { few(i), launch((void*)attention_meet, dim3(queries), 1024, 0, MeetArgs{args(i)}); }), bytes = page * (pos + 1) / 256.0;
     printf("%-4s %d key heads, %6d positions: %6.1f us %.2f TB/s, with meeting %6.1f us %.2f TB/s\n", fmt == KV_TQ4 ? "tq4" : "bf16", heads, pos, alone, bytes / alone / 1e6, both, bytes / both / 1e6);
     fflush(stdout);
     for (void* x : {(void*)p, (void*)q, (void*)out, (void*)scratch, (void*)ints}) cudaFree(x);

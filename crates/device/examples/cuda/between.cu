@@ -2,14 +2,7 @@
 // one kernel that stays. Every part reads a row of 2,048 floats that the part before has written, sums it up, and writes sixteen of its own.
 // Where the kernels are, on a machine with a card (compute capability 9.0):
 //   nvcc -O3 -std=c++17 -arch=sm_90 -I../../src/cuda/kernels between.cu -o between
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <cuda_runtime.h>
-#include <vector>
-
-#include "common.cuh"
-#define OK(x) do { cudaError_t e = (x); if (e != cudaSuccess) { printf("%s: %s\n", #x, cudaGetErrorString(e)); exit(1); } } while (0)
+#include "timing.cuh"
 
 static constexpr int COLS = 2048, PARTS = 200;
 struct Args { const float* from; float* to; const uint4* weights; u32* bar; size_t each; int work; };
@@ -81,35 +74,7 @@ __global__ void idles(Args a) {
   while (clock64() - from < (a.work >> 1)) {}
 }
 
-static void launch(void* f, int grid, int threads, bool early, Args a, cudaStream_t s) {
-  cudaLaunchConfig_t c = {};
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  c.gridDim = grid, c.blockDim = dim3(threads), c.stream = s, c.attrs = &attribute, c.numAttrs = early;
-  void* p[] = {&a};
-  OK(cudaLaunchKernelExC(&c, f, p));
-}
-template <class F> static double recorded(cudaStream_t s, F enqueue) {
-  cudaGraph_t g;
-  cudaGraphExec_t x;
-  OK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
-  enqueue();
-  OK(cudaStreamEndCapture(s, &g));
-  OK(cudaGraphInstantiateWithFlags(&x, g, 0));
-  cudaEvent_t from, to;
-  cudaEventCreate(&from), cudaEventCreate(&to);
-  std::vector<float> ms(7);
-  for (float& t : ms) {
-    OK(cudaEventRecord(from, s));
-    OK(cudaGraphLaunch(x, s));
-    OK(cudaEventRecord(to, s));
-    OK(cudaEventSynchronize(to));
-    cudaEventElapsedTime(&t, from, to);
-  }
-  std::sort(ms.begin(), ms.end());
-  return ms[3] * 1e3;
-}
+static void launch(void* f, int grid, int threads, bool early, const Args& a, cudaStream_t s) { launch_with(f, dim3(grid), threads, 0, s, early, &a); }
 int main() {
   cudaDeviceProp card;
   OK(cudaGetDeviceProperties(&card, 0));

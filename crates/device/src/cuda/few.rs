@@ -5,7 +5,7 @@ use super::driver::Ptr;
 use super::launch::blocks;
 use super::ops::{FEW, Product, one};
 use super::scratch::{self, Cut};
-use super::{Cuda, Result, args};
+use super::{Cuda, Result, along, args};
 use crate::op::{Acc, Op, RowClass};
 use crate::view::{Mat, View};
 
@@ -31,47 +31,51 @@ pub(super) fn streams(d: &Cuda, w: &Mat, at: &args::Mat) -> bool {
 /// A product of few rows: it waits for others that meet the same rows. Block weights meet their codes.
 pub(super) fn few_linear(d: &mut Cuda, room: Ptr, p: &Product) -> Result<()> {
     let one = args::One { out: d.view(p.out)?, w: d.mat(p.w)?, bias: p.bias, add: p.add as i32, first: 0 };
-    let (x, view) = (Quantised::of(d, p.x)?, d.view(p.x)?);
+    let (x, view, out) = (Quantised::of(d, p.x)?, d.view(p.x)?, Span::of(d, p.out));
     let streams = streams(d, p.w, &one.w);
-    if let Some(row) = &d.row {
-        let q = args::Fifteen::default();
-        let new = Waiting { x, view, q, fmt: p.w.fmt, streams, one, out: Span::of(d, p.out) };
-        if row.takes(&new, &d.pending) {
-            d.pending.push(new);
-            return Ok(());
-        }
+    let along = !streams && d.kernels.joins() && along::floats(&one, &p.w.fmt, &view);
+    let mut new = Waiting { x, view, q: args::Fifteen::default(), fmt: p.w.fmt, streams, along, one, out };
+    if !d.row.as_ref().is_none_or(|row| row.takes(&new)) || !joins(&d.pending, &new) {
         d.flush()?;
     }
-    let joins = |w: &Waiting| w.x == x && w.fmt == p.w.fmt && w.streams == streams && !w.out.meets(&Span::of(d, p.out));
-    let joins = d.pending.iter().all(joins);
-    if !joins || d.pending.len() == args::SET {
-        d.flush()?;
-    }
-    let out = Span::of(d, p.out);
-    let q = match d.codes_of(&x) {
-        _ if !scratch::is_block(p.w) => args::Fifteen::default(),
-        Some(q) => q,
-        None => {
-            d.flush()?;
-            if !d.room_for(&x) {
-                let at = scratch::fifteen(&mut Cut::default(), p.x.rows as u64, p.w.k);
-                let q = quantise(d, room, at, p.x)?;
-                d.pending.push(Waiting { x, view, q, fmt: p.w.fmt, streams, one, out });
-                return d.flush();
+    if d.row.is_none() && scratch::is_block(p.w) {
+        new.q = match d.codes_of(&x) {
+            Some(q) => q,
+            None => {
+                d.flush()?;
+                if !d.room_for(&x) {
+                    let at = scratch::fifteen(&mut Cut::default(), p.x.rows as u64, p.w.k);
+                    new.q = quantise(d, room, at, p.x)?;
+                    d.pending.push(new);
+                    return d.flush();
+                }
+                let q = d.codes_for(Some(&x));
+                quantise_to(d, q, p.x)?;
+                d.hold(x);
+                q
             }
-            let q = d.codes_for(Some(&x));
-            quantise_to(d, q, p.x)?;
-            d.hold(x);
-            q
-        }
-    };
-    d.pending.push(Waiting { x, view, q, fmt: p.w.fmt, streams, one, out });
+        };
+    }
+    d.pending.push(new);
     // Who writes over its own rows is waited for by nobody.
     if x.span.meets(&out) { d.flush() } else { Ok(()) }
 }
 
+/// Whether a product may wait with those that wait: for one grid, all that stream and matrices of floats that go along; or others of
+/// one format.
+fn joins(waiting: &[Waiting], new: &Waiting) -> bool {
+    let apart = |o: &Waiting| o.x == new.x && !o.out.meets(&new.out);
+    let like = |o: &&Waiting| o.streams == new.streams;
+    let together = waiting.iter().all(|o| (o.streams || o.along) && (!like(&o) || o.fmt == new.fmt));
+    let fits = match new.streams || new.along {
+        true if together => waiting.iter().filter(like).count() < args::SET,
+        _ => waiting.iter().all(|o| o.fmt == new.fmt && like(&o)) && waiting.len() < args::SET,
+    };
+    fits && waiting.iter().all(apart)
+}
+
 /// Bytes of the arena that a view lies in.
-#[derive(Copy, Clone, Debug, PartialEq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     from: Ptr,
     to: Ptr,
@@ -106,10 +110,12 @@ impl Quantised {
 /// A product that was asked for and not enqueued yet.
 pub struct Waiting {
     pub(super) x: Quantised,
-    view: args::View,
-    q: args::Fifteen,
+    pub(super) view: args::View,
+    pub(super) q: args::Fifteen,
     pub(super) fmt: checkpoint::Format,
     pub(super) streams: bool,
+    /// A matrix of floats that goes along with those that stream.
+    pub(super) along: bool,
     pub(super) one: args::One,
     pub(super) out: Span,
 }
@@ -123,7 +129,7 @@ impl Cuda {
 
     fn room_for(&self, x: &Quantised) -> bool {
         let mut cut = Cut::default();
-        scratch::fifteen(&mut cut, x.rows as u64, x.cols);
+        scratch::unscaled(&mut cut, x.rows as u64, x.cols);
         cut.total() <= Self::CODES
     }
     /// Whether an op that writes `v` shall leave its codes too: few rows in whole groups that somebody will multiply.
@@ -142,23 +148,39 @@ impl Cuda {
         Some(self.codes_at(i, x))
     }
     fn codes_at(&self, i: usize, x: &Quantised) -> args::Fifteen {
-        let base = self.codes + i as u64 * Self::CODES;
-        let [hi, lo, meta] = scratch::fifteen(&mut Cut::default(), x.rows as u64, x.cols).map(|at| base + at);
+        let [hi, lo, meta, ..] = self.unscaled_at(i, x);
         args::Fifteen { hi, lo, meta }
+    }
+    /// Planes and meta of the codes in a room, meta without a norm's scale, squares of groups.
+    pub(super) fn unscaled_at(&self, room: usize, x: &Quantised) -> [Ptr; 5] {
+        let base = self.codes + room as u64 * Self::CODES;
+        scratch::unscaled(&mut Cut::default(), x.rows as u64, x.cols).map(|at| base + at)
     }
     /// Says whose codes were made where [`codes_for`](Self::codes_for) said.
     pub(super) fn hold(&mut self, x: Quantised) {
-        self.quantised[self.next_codes] = Some(x);
-        self.next_codes = (self.next_codes + 1) % ROOMS;
+        let room = self.take_room();
+        self.quantised[room] = Some(x);
+    }
+    /// The room whose codes were made longest ago, without them.
+    pub(super) fn take_room(&mut self) -> usize {
+        let room = self.next_codes;
+        self.next_codes = (room + 1) % ROOMS;
+        self.quantised[room] = None;
+        self.unscaled = self.unscaled.filter(|u| u.room != room);
+        room
+    }
+    /// Whose codes are whole now in a room that was taken.
+    pub(super) fn hold_in(&mut self, room: usize, x: Quantised) {
+        self.quantised[room] = Some(x);
     }
     /// Enqueues what waits: products behind a norm of rows, a norm of heads, or products as one grid; who waits second lets the first
     /// go. Behind them ops that were held back.
     pub(super) fn flush(&mut self) -> Result<()> {
-        self.flush_row(None)?;
+        self.flush_last(args::Follow::default())?;
+        self.flush_products(None, args::Follow::default())?;
         if let Some(n) = self.norm.take() {
             n.launch(self)?;
         }
-        self.flush_set()?;
         if self.held.is_empty() {
             return Ok(());
         }
@@ -167,49 +189,42 @@ impl Cuda {
         }
         self.flush()
     }
-    /// Products whose rows have codes at `q` now, in as many grids as they have formats.
-    pub(super) fn flush_groups(&mut self, all: Vec<Waiting>, q: args::Fifteen) -> Result<()> {
-        for w in all {
-            let q = if super::kernels::number(&w.fmt).is_some_and(|n| n > 2) { q } else { args::Fifteen::default() };
-            let joins = |o: &Waiting| o.fmt == w.fmt && o.streams == w.streams;
-            if self.pending.len() == args::SET || !self.pending.iter().all(joins) {
-                self.flush_set()?;
-            }
-            self.pending.push(Waiting { q, ..w });
+    /// Enqueues products that meet the same rows: as one grid where they stream, else as many as they have formats.
+    pub(super) fn flush_products(&mut self, conv: Option<args::ConvOf>, then: args::Follow) -> Result<()> {
+        let pending = std::mem::take(&mut self.pending);
+        if pending.iter().any(|w| w.streams) {
+            return self.flush_grid(pending, conv, then);
         }
-        self.flush_set()
+        let made = self.row.take().map(|row| row.whole(self)).transpose()?;
+        let mut left = pending.as_slice();
+        while let Some(first) = left.first() {
+            let n = left.iter().take_while(|w| w.fmt == first.fmt).count();
+            let (set, rest) = left.split_at(n);
+            self.launch_set(set, made)?;
+            left = rest;
+        }
+        Ok(())
     }
-    /// Enqueues products that meet the same rows as one grid.
-    fn flush_set(&mut self) -> Result<()> {
-        let Some(w) = self.pending.first() else { return Ok(()) };
+    /// Products of one format that do not stream as one grid; `made` are their rows' codes, if they were made just now.
+    fn launch_set(&mut self, set: &[Waiting], made: Option<args::Fifteen>) -> Result<()> {
+        let Some(w) = set.first() else { return Ok(()) };
         let rows = self.kernels.rows(w.x.rows.clamp(1, FEW));
-        let stream = self.kernels.stream(&w.fmt, rows).filter(|_| w.streams);
-        let each = if stream.is_some() { STREAM.0 as u64 } else { outputs(&w.fmt) };
         let (mut first, mut m) = (0u32, [w.one; args::SET]);
-        for (to, w) in m.iter_mut().zip(&self.pending) {
+        for (to, w) in m.iter_mut().zip(set) {
             *to = args::One { first: first as i32, ..w.one };
-            first += blocks(w.one.w.n as u64, each);
+            first += blocks(w.one.w.n as u64, outputs(&w.fmt));
         }
-        let (n, count) = (w.x.rows, self.pending.len() as i32);
-        let a = args::Set { x: w.view, q: w.q, m, rows: n as i32, count, blocks: first as i32, pad: 0 };
-        let together = n.div_ceil(rows);
-        match stream {
-            Some(s) => {
-                let (grid, threads, shared) = self.shape(&s, first, w.one.w.k as u32)?;
-                self.launch(s.kernel, [grid, together, 1], threads, shared, &a)?;
-            }
-            None => {
-                let kernel = self.kernels.of("linear", &format!("linear_*_{rows}"), &w.fmt)?;
-                self.launch(kernel, [first, together, 1], 128, 0, &a)?;
-            }
-        }
-        let written: Vec<Span> = self.pending.drain(..).map(|w| w.out).collect();
-        written.iter().for_each(|s| self.forget(s));
+        let (n, count) = (w.x.rows, set.len() as i32);
+        let a = args::Set { x: w.view, q: made.unwrap_or(w.q), m, rows: n as i32, count, blocks: first as i32, pad: 0 };
+        let kernel = self.kernels.of("linear", &format!("linear_*_{rows}"), &w.fmt)?;
+        self.launch(kernel, [first, n.div_ceil(rows), 1], 128, 0, &a)?;
+        set.iter().for_each(|w| self.forget(&w.out));
         Ok(())
     }
     /// Codes of rows that were written to are worth nothing.
     pub(super) fn forget(&mut self, s: &Span) {
         self.quantised.iter_mut().filter(|q| q.is_some_and(|q| q.span.meets(s))).for_each(|q| *q = None);
+        self.unscaled = self.unscaled.filter(|u| !u.from.meets(s));
     }
     pub(super) fn wrote_view(&mut self, v: &View) -> Result<()> {
         self.forget(&Span::of(self, v));

@@ -49,6 +49,13 @@ pub fn fifteen(cut: &mut Cut, rows: u64, k: u32) -> [u64; 3] {
     [cut.take(rows * groups * 32), cut.take(rows * groups * 32), cut.take(rows * groups * 8)]
 }
 
+/// Codes of rows that a norm leaves before their scale is known: planes and meta, meta without the scale, squares of groups.
+pub fn unscaled(cut: &mut Cut, rows: u64, k: u32) -> [u64; 5] {
+    let groups = k as u64 / 32;
+    let [hi, lo, meta] = fifteen(cut, rows, k);
+    [hi, lo, meta, cut.take(rows * groups * 8), cut.take(rows * groups * 4)]
+}
+
 /// Offsets of what an expert group needs.
 #[derive(Copy, Clone, Debug, Default)]
 pub struct ExpertRoom {

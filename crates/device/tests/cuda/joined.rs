@@ -92,6 +92,104 @@ fn a_norm_goes_into_the_products_that_meet_its_rows() {
     }
 }
 
+/// x += a * z, a norm of x, products that meet it, twice over: codes come with the rows, and counters are as they were.
+#[test]
+fn codes_behind_a_norm_come_with_the_product_that_makes_its_rows() {
+    let Some(dev) = cuda() else { return };
+    let (mut rig, mut rng) = (Rig::new(dev), Rng(27));
+    for dtype in [Block::Q4_0, Block::Mxfp4].map(DType::Block) {
+        for (k, most) in [(1024, 9), (2304, 4), (5120, 5), (8192, 3)] {
+            let mut mat = |t: DType, n: usize, k: usize| rig.load(&Weights::random(&mut rng, t, n, k));
+            let makes = mat(dtype, k, 1024);
+            let meets = [mat(dtype, 1024, k), mat(DType::F32, 33, k), mat(DType::Block(Block::Q8_0), 8, k)];
+            let (z, x, w) = (rng.values(most * 1024), rng.values(most * k), rng.values(k));
+            let mut once = |together: bool, first: usize, n: usize, meets: &[Mat]| {
+                let some = |v: &[f32], k: usize| v[first * k..(first + n) * k].to_vec();
+                let (z, x) = (rig.floats(&some(&z, 1024), 1024), rig.floats(&some(&x, k), k));
+                let (h, w) = (nans(&mut rig, n, k), Some(vector(&mut rig, &w)));
+                let linear = |x, w, out, add| Op::Linear { out, x, w, bias: None, add, class: FEW };
+                let (mut ops, mut outs) = (Vec::new(), Vec::new());
+                for _ in 0..2 {
+                    ops.extend([linear(z, makes, x, true), Op::RmsNorm { out: h, x, w, eps: 1e-6 }]);
+                    for &m in meets {
+                        outs.push(nans(&mut rig, n, m.n as usize));
+                        ops.push(linear(h, m, outs[outs.len() - 1], false));
+                    }
+                }
+                run(&mut rig, ops, together, x);
+                outs.extend([x, h]);
+                outs.into_iter().map(|v| rig.read(v)).collect::<Vec<_>>()
+            };
+            // Each alone, floats along, products that do not stream behind one that does, and in front of all.
+            let [a, f, o] = meets;
+            for meets in [&[a][..], &[a, f], &[a, f, o], &[o, a], &[f], &[]] {
+                let all = once(true, 0, most, meets);
+                for (i, (a, b)) in once(false, 0, most, meets).iter().zip(&all).enumerate() {
+                    assert!(a.iter().all(|x| x.is_finite()), "{dtype} {k}: result {i} was not written");
+                    assert_eq!(bits(a), bits(b), "{dtype} {k} columns, {} products: result {i}", meets.len());
+                }
+                for (first, n) in [(0, 1), (1, 2), (most - 1, 1), (0, most - 1)] {
+                    for (all, part) in all.iter().zip(once(true, first, n, meets)) {
+                        let cols = all.len() / most;
+                        assert_eq!(
+                            bits(&all[first * cols..(first + n) * cols]),
+                            bits(&part),
+                            "{dtype} {k} {first} {n}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gated_unit_comes_with_its_two_products() {
+    let Some(dev) = cuda() else { return };
+    let (mut rig, mut rng) = (Rig::new(dev), Rng(28));
+    let clamped = Glu::SwigluClamped { limit: 7.0, alpha: 1.7 };
+    for dtype in [Block::Q4_0, Block::Mxfp4].map(DType::Block) {
+        for (k, inner, most, glu) in
+            [(1024, 1024, 9, Glu::Swiglu), (5120, 17408, 2, Glu::GegluTanh), (2048, 1056, 5, clamped)]
+        {
+            let mut mat = |n: usize, k: usize| rig.load(&Weights::random(&mut rng, dtype, n, k));
+            let mats = [mat(inner, k), mat(inner, k)];
+            let down = rig.load(&Weights::random(&mut rng, DType::Block(Block::Q8_0), 16, inner));
+            let x = rng.values(most * k);
+            // Where the unit goes: over its gates, or elsewhere.
+            let mut once = |together: bool, over: bool, first: usize, n: usize| {
+                let x = rig.floats(&x[first * k..(first + n) * k], k);
+                let [gate, up, other] = [0, 1, 2].map(|_| nans(&mut rig, n, inner));
+                let (out, last) = (if over { gate } else { other }, nans(&mut rig, n, 16));
+                let linear = |x, w, out| Op::Linear { out, x, w, bias: None, add: false, class: FEW };
+                let mut ops = Vec::new();
+                for _ in 0..2 {
+                    ops.extend([linear(x, mats[0], gate), linear(x, mats[1], up)]);
+                    ops.extend([Op::Glu { out, gate, up, glu }, linear(out, down, last)]);
+                }
+                run(&mut rig, ops, together, last);
+                [out, last].map(|v| rig.read(v))
+            };
+            for over in [true, false] {
+                let all = once(true, over, 0, most);
+                for (a, b) in once(false, over, 0, most).iter().zip(&all) {
+                    assert!(a.iter().all(|x| x.is_finite()) && alike(a, b), "{dtype} {k} {inner} over: {over}");
+                }
+                for (first, n) in [(0, 1), (most - 1, 1), (0, most - 1)] {
+                    for (all, part) in all.iter().zip(once(true, over, first, n)) {
+                        let cols = all.len() / most;
+                        assert_eq!(
+                            bits(&all[first * cols..(first + n) * cols]),
+                            bits(&part),
+                            "{dtype} {k} {first} {n}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn the_gated_delta_rule_its_norm_and_its_gate_are_one() {
     let Some(dev) = cuda() else { return };
@@ -196,6 +294,7 @@ struct Mixture {
     by: Mat,
     e: ExpertMats,
     choice: Router,
+    after: Mat,
 }
 
 impl Mixture {
@@ -212,12 +311,14 @@ impl Mixture {
         let e = ExpertMats { gate, up, down, slot_of, begins, bias, glu };
         let [router, by] = [EXPERTS, 1].map(|n| rig.load(&Weights::random(rng, DType::F32, n, hidden)));
         let norm = vector(rig, &rng.values(hidden));
-        Mixture { norm, router, shared, by, e, choice }
+        let after = rig.load(&Weights::random(rng, dtype, 64, hidden));
+        Mixture { norm, router, shared, by, e, choice, after }
     }
-    /// As `model::moe` asks for it. Gives what must be there in the end.
-    fn run(&self, rig: &mut Rig, x: &[f32], hidden: usize, together: bool) -> [Vec<f32>; 2] {
+    /// As `model::moe` asks for it, and a norm with a product behind it. Gives what must be there in the end.
+    fn run(&self, rig: &mut Rig, x: &[f32], hidden: usize, together: bool) -> [Vec<f32>; 3] {
         let (n, k) = ((x.len() / hidden) as u32, self.choice.k);
         let x = rig.floats(x, hidden);
+        let (behind, last) = (nans(rig, n as usize, hidden), nans(rig, n as usize, 64));
         let ids = std::cell::Cell::new(None);
         rig.dev.step_begins(FEW);
         let seen = |dev: &mut dyn device::Device| (!together).then(|| dev.read_f32(x).unwrap());
@@ -261,7 +362,8 @@ impl Mixture {
                     run(dev, Op::Combine { out: sum, base: sum, parts, w: routed.w })
                 })?;
                 run(dev, Op::Add { x, y: sum })?;
-                seen(dev);
+                run(dev, Op::RmsNorm { out: behind, x, w: Some(self.norm), eps: 1e-6 })?;
+                run(dev, linear(last, behind, self.after))?;
                 // Others may use the room as soon as it is given back.
                 let other = take(dev, 1)?;
                 run(dev, Op::Zero { x: other })
@@ -274,7 +376,7 @@ impl Mixture {
         let mut raw = vec![0u8; w.len() * 4];
         rig.dev.read(routed.ids.buf, &mut raw).unwrap();
         let ids = raw.chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap()) as f32);
-        [out, w.into_iter().chain(ids).collect()]
+        [out, w.into_iter().chain(ids).collect(), rig.read(last)]
     }
 }
 
@@ -291,8 +393,8 @@ fn a_mixture_of_few_rows_is_three_kernels() {
             let m = Mixture::new(&mut rig, &mut rng, dtype, hidden, inner, choice);
             let rows = 9;
             let x = rng.values(rows * hidden);
-            let [apart, chosen] = m.run(&mut rig, &x, hidden, false);
-            let [together, also] = m.run(&mut rig, &x, hidden, true);
+            let [apart, chosen, behind] = m.run(&mut rig, &x, hidden, false);
+            let [together, also, after] = m.run(&mut rig, &x, hidden, true);
             assert_eq!(bits(&chosen), bits(&also), "{dtype} {hidden}: the same experts with the same weights");
             let added = |y: &[f32]| y.iter().zip(&x).map(|(y, x)| y - x).collect::<Vec<f32>>();
             let (a, b) = (added(&apart), added(&together));
@@ -303,9 +405,17 @@ fn a_mixture_of_few_rows_is_three_kernels() {
                 .map(|(a, b)| if b.is_finite() { (a - b).abs() } else { f32::INFINITY })
                 .fold(0.0, f32::max);
             assert!(rms > 0.0 && worst <= 5e-4 * rms + 1e-5, "{dtype} {hidden}: off by {worst}, rms {rms}");
+            let most = behind.iter().fold(0f32, |m, x| m.max(x.abs()));
+            let close = behind.iter().zip(&after).all(|(a, b)| (a - b).abs() <= 1e-3 * most);
+            assert!(most > 0.0 && close, "{dtype} {hidden}: what follows");
             // A row has its bits in any company.
             for (first, some) in [(0, 1), (8, 1), (2, 2), (3, 5)] {
-                let [part, _] = m.run(&mut rig, &x[first * hidden..(first + some) * hidden], hidden, true);
+                let [part, _, last] = m.run(&mut rig, &x[first * hidden..(first + some) * hidden], hidden, true);
+                assert_eq!(
+                    bits(&after[first * 64..(first + some) * 64]),
+                    bits(&last),
+                    "{dtype} {hidden} {first} {some}"
+                );
                 assert_eq!(
                     bits(&together[first * hidden..(first + some) * hidden]),
                     bits(&part),
