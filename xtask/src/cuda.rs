@@ -13,12 +13,13 @@ use std::time::Instant;
 /// Architectures with machine code (that of 8.0 runs on 8.6 to 8.9 too), and one as PTX for all other cards. Those of a group are
 /// compressed together: machine code then takes a twenty-fifth less, and is unpacked as far as a card's own.
 const ARCHS: [&[&str]; 2] = [&["sm_80", "sm_90", "sm_120"], &["compute_80"]];
-const UNITS: [&str; 13] = [
+const UNITS: [&str; 14] = [
     "rows",
     "recurrent",
     "repack",
     "linear",
     "stream",
+    "normed",
     "chosen",
     "gated",
     "heads",
@@ -29,7 +30,7 @@ const UNITS: [&str; 13] = [
     "flash",
 ];
 /// Units for 9.0 alone: they were tried there and nowhere else, and others have the kernels that they stand for.
-const ONLY_HOPPER: [&str; 4] = ["stream", "chosen", "gated", "heads"];
+const ONLY_HOPPER: [&str; 5] = ["stream", "normed", "chosen", "gated", "heads"];
 
 #[derive(Args)]
 pub struct Options {

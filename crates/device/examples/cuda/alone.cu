@@ -99,13 +99,13 @@ static void attention(int processors) {
       a.st = {p, page, fmt, heads, D, 0, 3, 0};
       a.rows.pos = {ints, 1, 1, 1, 1, 1, 0}, a.rows.seq_of = {ints + 1, 1, 1, 1, 1, 1, 0};
       a.rows.page_table = {ints + 2 + pages * (i % copies), 1, 1, pages, pages, pages, 0};
-      a.rows.n = a.rows.seqs = 1, a.scale = 0.0625f, a.scratch = scratch, a.room = std::min(pages, most), a.most = most;
+      a.rows.n = a.rows.seqs = 1, a.scale = 0.0625f, a.scratch = scratch, a.room = std::min(2 * pages, most), a.most = most;
       return a;
     };
     void* f = fmt == KV_TQ4 ? (void*)few_tq4_256 : (void*)few_bf16_256;
     int shared = std::max(256 * 128 + 8 * (D + 32) * 2 + (fmt == KV_TQ4 ? 8 * (16 * D + 64) : 0), 4 * (D / 4 + 4) * 32 * 4);
     OK(cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-    auto few = [&](int i) { launch(f, dim3(std::min(pages, most), heads), 256, shared, args(i)); };
+    auto few = [&](int i) { launch(f, dim3(std::min(2 * pages, most), heads), 256, shared, args(i)); };
     double alone = each(few), both = each([&](int i) { few(i), launch((void*)attention_meet, dim3(queries), 1024, 0, MeetArgs{args(i)}); }), bytes = page * (pos + 1) / 256.0;
     printf("%-4s %d key heads, %6d positions: %6.1f us %.2f TB/s, with meeting %6.1f us %.2f TB/s\n", fmt == KV_TQ4 ? "tq4" : "bf16", heads, pos, alone, bytes / alone / 1e6, both, bytes / both / 1e6);
     fflush(stdout);

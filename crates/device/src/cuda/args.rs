@@ -90,7 +90,7 @@ pub struct Stream {
 }
 
 /// `GluKind` of common.cuh.
-#[derive(Copy, Clone, Default)]
+#[derive(Copy, Clone)]
 #[repr(C)]
 pub struct GluKind {
     pub kind: i32,
@@ -119,34 +119,16 @@ impl ConvOf {
     }
 }
 
-/// `Behind` of norm.cuh.
+/// `NormArgs` of norm.cuh.
 #[derive(Copy, Clone, Default)]
 #[repr(C)]
-pub struct Behind {
-    pub h: View,
+pub struct Norm {
+    pub out: View,
     pub x: View,
     pub w: Ptr,
-    pub squares: Ptr,
-    pub raw: Ptr,
-    pub meta: Ptr,
-    pub eps: f32,
-    pub pad: i32,
-}
-
-/// `Follow` of follow.cuh; of the kind 0 where nothing follows.
-#[derive(Copy, Clone, Default)]
-#[repr(C)]
-pub struct Follow {
-    pub a: View,
-    pub b: View,
-    pub out: View,
     pub to: Fifteen,
-    pub squares: Ptr,
-    pub w: Ptr,
-    pub count: Ptr,
-    pub glu: GluKind,
-    pub kind: i32,
-    pub needs: i32,
+    pub eps: f32,
+    pub threads: i32,
 }
 
 /// Matrices that one grid can multiply.
@@ -159,7 +141,6 @@ macro_rules! args {
 }
 
 args! {
-    Norm { out: View, x: View, w: Ptr, to: Fifteen, eps: f32, threads: i32 }
     Rope { x: View, pos: View, inv_freq: Ptr, dims: i32, adjacent: i32, factor: f32 }
     Gate { x: View, g: View, to: Fifteen, act: i32, pad: i32 }
     NormRope { norm: Norm, rope: Rope }
@@ -187,14 +168,14 @@ args! {
     /// One matrix of a set.
     One { out: View, w: Mat, bias: Ptr, add: i32, first: i32 }
     Set { x: View, q: Fifteen, m: [One; SET], rows: i32, count: i32, blocks: i32, pad: i32 }
-    Streamed { set: Set, behind: Behind, then: Follow, f: [One; SET], conv: ConvOf, floats: i32, outputs: i32 }
+    Streamed { set: Set, norm: Norm, f: [One; SET], conv: ConvOf, floats: i32, outputs: i32 }
     ChosenUp {
         route: Route, q: Fifteen, to: Fifteen, shared_to: Fifteen, gate: MatSet, up: MatSet,
         shared_gate: View, shared_up: View, glu: GluKind, chosen: i32,
     }
     ChosenDown {
         route: Route, q: Fifteen, shared_q: Fifteen, down: MatSet, shared: Mat, x: View, sum: View, shared_by: View,
-        then: Follow, chosen: i32, pad: i32,
+        chosen: i32, pad: i32,
     }
     Heads { k: NormRope, q: NormRope, st: Stream, rows: Rows, v: View, append: i32, pad: i32 }
     Meet { a: Attention, g: View, to: Fifteen, act: i32, gated: i32 }

@@ -5,7 +5,7 @@ use super::driver::Ptr;
 use super::launch::blocks;
 use super::ops::{FEW, Product, one};
 use super::scratch::{self, Cut};
-use super::{Cuda, Result, along, args};
+use super::{Cuda, Result, args, normed};
 use crate::op::{Acc, Op, RowClass};
 use crate::view::{Mat, View};
 
@@ -33,9 +33,9 @@ pub(super) fn few_linear(d: &mut Cuda, room: Ptr, p: &Product) -> Result<()> {
     let one = args::One { out: d.view(p.out)?, w: d.mat(p.w)?, bias: p.bias, add: p.add as i32, first: 0 };
     let (x, view, out) = (Quantised::of(d, p.x)?, d.view(p.x)?, Span::of(d, p.out));
     let streams = streams(d, p.w, &one.w);
-    let along = !streams && d.kernels.joins() && along::floats(&one, &p.w.fmt, &view);
+    let along = !streams && d.kernels.joins() && normed::floats(&one, &p.w.fmt) && normed::pieces(&view);
     let mut new = Waiting { x, view, q: args::Fifteen::default(), fmt: p.w.fmt, streams, along, one, out };
-    if !d.row.as_ref().is_none_or(|row| row.takes(&new)) || !joins(&d.pending, &new) {
+    if !joins(&d.pending, &new) || !d.row.as_ref().is_none_or(|row| row.takes(&new)) {
         d.flush()?;
     }
     if d.row.is_none() && scratch::is_block(p.w) {
@@ -64,18 +64,16 @@ pub(super) fn few_linear(d: &mut Cuda, room: Ptr, p: &Product) -> Result<()> {
 /// Whether a product may wait with those that wait: for one grid, all that stream and matrices of floats that go along; or others of
 /// one format.
 fn joins(waiting: &[Waiting], new: &Waiting) -> bool {
-    let apart = |o: &Waiting| o.x == new.x && !o.out.meets(&new.out);
     let like = |o: &&Waiting| o.streams == new.streams;
-    let together = waiting.iter().all(|o| (o.streams || o.along) && (!like(&o) || o.fmt == new.fmt));
-    let fits = match new.streams || new.along {
-        true if together => waiting.iter().filter(like).count() < args::SET,
-        _ => waiting.iter().all(|o| o.fmt == new.fmt && like(&o)) && waiting.len() < args::SET,
-    };
-    fits && waiting.iter().all(apart)
+    let apart = waiting.iter().all(|o| o.x == new.x && !o.out.meets(&new.out));
+    let alike =
+        waiting.iter().filter(like).all(|o| o.fmt == new.fmt) && waiting.iter().filter(like).count() < args::SET;
+    let grid = |o: &Waiting| o.streams || o.along;
+    apart && alike && waiting.iter().all(|o| grid(o) == grid(new))
 }
 
 /// Bytes of the arena that a view lies in.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Span {
     from: Ptr,
     to: Ptr,
@@ -120,6 +118,16 @@ pub struct Waiting {
     pub(super) out: Span,
 }
 
+/// Matrices with the number of the first block or output of each, and how many of these there are.
+pub(super) fn numbered(w: &[&Waiting], blocks: impl Fn(&Waiting) -> u32) -> ([args::One; args::SET], u32) {
+    let (mut all, mut first) = ([w[0].one; args::SET], 0);
+    for (to, w) in all.iter_mut().zip(w) {
+        *to = args::One { first: first as i32, ..w.one };
+        first += blocks(w);
+    }
+    (all, first)
+}
+
 /// Rows whose codes are kept at a time: what a layer's parts meet, what a part makes in between, and what is about to be made.
 pub const ROOMS: usize = 3;
 
@@ -129,7 +137,7 @@ impl Cuda {
 
     fn room_for(&self, x: &Quantised) -> bool {
         let mut cut = Cut::default();
-        scratch::unscaled(&mut cut, x.rows as u64, x.cols);
+        scratch::fifteen(&mut cut, x.rows as u64, x.cols);
         cut.total() <= Self::CODES
     }
     /// Whether an op that writes `v` shall leave its codes too: few rows in whole groups that somebody will multiply.
@@ -148,36 +156,19 @@ impl Cuda {
         Some(self.codes_at(i, x))
     }
     fn codes_at(&self, i: usize, x: &Quantised) -> args::Fifteen {
-        let [hi, lo, meta, ..] = self.unscaled_at(i, x);
+        let base = self.codes + i as u64 * Self::CODES;
+        let [hi, lo, meta] = scratch::fifteen(&mut Cut::default(), x.rows as u64, x.cols).map(|at| base + at);
         args::Fifteen { hi, lo, meta }
-    }
-    /// Planes and meta of the codes in a room, meta without a norm's scale, squares of groups.
-    pub(super) fn unscaled_at(&self, room: usize, x: &Quantised) -> [Ptr; 5] {
-        let base = self.codes + room as u64 * Self::CODES;
-        scratch::unscaled(&mut Cut::default(), x.rows as u64, x.cols).map(|at| base + at)
     }
     /// Says whose codes were made where [`codes_for`](Self::codes_for) said.
     pub(super) fn hold(&mut self, x: Quantised) {
-        let room = self.take_room();
-        self.quantised[room] = Some(x);
-    }
-    /// The room whose codes were made longest ago, without them.
-    pub(super) fn take_room(&mut self) -> usize {
-        let room = self.next_codes;
-        self.next_codes = (room + 1) % ROOMS;
-        self.quantised[room] = None;
-        self.unscaled = self.unscaled.filter(|u| u.room != room);
-        room
-    }
-    /// Whose codes are whole now in a room that was taken.
-    pub(super) fn hold_in(&mut self, room: usize, x: Quantised) {
-        self.quantised[room] = Some(x);
+        self.quantised[self.next_codes] = Some(x);
+        self.next_codes = (self.next_codes + 1) % ROOMS;
     }
     /// Enqueues what waits: products behind a norm of rows, a norm of heads, or products as one grid; who waits second lets the first
     /// go. Behind them ops that were held back.
     pub(super) fn flush(&mut self) -> Result<()> {
-        self.flush_last(args::Follow::default())?;
-        self.flush_products(None, args::Follow::default())?;
+        self.flush_products(None)?;
         if let Some(n) = self.norm.take() {
             n.launch(self)?;
         }
@@ -189,42 +180,39 @@ impl Cuda {
         }
         self.flush()
     }
-    /// Enqueues products that meet the same rows: as one grid where they stream, else as many as they have formats.
-    pub(super) fn flush_products(&mut self, conv: Option<args::ConvOf>, then: args::Follow) -> Result<()> {
-        let pending = std::mem::take(&mut self.pending);
+    /// Enqueues products that meet the same rows, a norm in front of them if one waits, `conv` behind one of those that stream.
+    pub(super) fn flush_products(&mut self, conv: Option<args::ConvOf>) -> Result<()> {
+        let mut pending = std::mem::take(&mut self.pending);
+        if let Some(row) = self.row.take() {
+            if row.worth(&pending) {
+                return self.launch_behind(row, &pending, conv);
+            }
+            let q = row.launch(self)?;
+            pending.iter_mut().for_each(|w| w.q = q);
+        }
+        let Some(first) = pending.first() else { return Ok(()) };
         if pending.iter().any(|w| w.streams) {
-            return self.flush_grid(pending, conv, then);
+            self.launch_streams(&pending, None, conv)?;
+        } else {
+            let rows = self.kernels.rows(first.x.rows.clamp(1, FEW));
+            let name = format!("linear_*_{rows}");
+            let (set, blocks) = self.set_of(&pending.iter().collect::<Vec<_>>(), outputs(&first.fmt));
+            let kernel = self.kernels.of("linear", &name, &first.fmt)?;
+            self.launch(kernel, [blocks, first.x.rows.div_ceil(rows), 1], 128, 0, &set)?;
         }
-        let made = self.row.take().map(|row| row.whole(self)).transpose()?;
-        let mut left = pending.as_slice();
-        while let Some(first) = left.first() {
-            let n = left.iter().take_while(|w| w.fmt == first.fmt).count();
-            let (set, rest) = left.split_at(n);
-            self.launch_set(set, made)?;
-            left = rest;
-        }
+        pending.iter().for_each(|w| self.forget(&w.out));
         Ok(())
     }
-    /// Products of one format that do not stream as one grid; `made` are their rows' codes, if they were made just now.
-    fn launch_set(&mut self, set: &[Waiting], made: Option<args::Fifteen>) -> Result<()> {
-        let Some(w) = set.first() else { return Ok(()) };
-        let rows = self.kernels.rows(w.x.rows.clamp(1, FEW));
-        let (mut first, mut m) = (0u32, [w.one; args::SET]);
-        for (to, w) in m.iter_mut().zip(set) {
-            *to = args::One { first: first as i32, ..w.one };
-            first += blocks(w.one.w.n as u64, outputs(&w.fmt));
-        }
-        let (n, count) = (w.x.rows, set.len() as i32);
-        let a = args::Set { x: w.view, q: made.unwrap_or(w.q), m, rows: n as i32, count, blocks: first as i32, pad: 0 };
-        let kernel = self.kernels.of("linear", &format!("linear_*_{rows}"), &w.fmt)?;
-        self.launch(kernel, [first, n.div_ceil(rows), 1], 128, 0, &a)?;
-        set.iter().for_each(|w| self.forget(&w.out));
-        Ok(())
+    /// Products of one format that meet the same rows, `each` outputs a block, and their blocks.
+    pub(super) fn set_of(&self, w: &[&Waiting], each: u64) -> (args::Set, u32) {
+        let first = w[0];
+        let (m, total) = numbered(w, |w| blocks(w.one.w.n as u64, each));
+        let (rows, count) = (first.x.rows as i32, w.len() as i32);
+        (args::Set { x: first.view, q: first.q, m, rows, count, blocks: total as i32, pad: 0 }, total)
     }
     /// Codes of rows that were written to are worth nothing.
     pub(super) fn forget(&mut self, s: &Span) {
         self.quantised.iter_mut().filter(|q| q.is_some_and(|q| q.span.meets(s))).for_each(|q| *q = None);
-        self.unscaled = self.unscaled.filter(|u| !u.from.meets(s));
     }
     pub(super) fn wrote_view(&mut self, v: &View) -> Result<()> {
         self.forget(&Span::of(self, v));

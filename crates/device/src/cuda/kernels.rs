@@ -94,7 +94,7 @@ fn streams() -> impl Iterator<Item = (&'static str, u32)> {
 
 /// Shared memory of each warp of a product that streams its weights, as stream.cu has it: a ring of stages of sixteen outputs and
 /// eight groups, and the rows' codes of these groups.
-fn stream_shared(fmt: &str, rows: u32) -> u32 {
+fn stream_shared(fmt: &str, rows: u32) -> [u32; 2] {
     let (scale, stages) = match (fmt, rows) {
         ("mxfp4", 1) => (1, 4),
         ("mxfp4", 2) => (1, 3),
@@ -102,7 +102,7 @@ fn stream_shared(fmt: &str, rows: u32) -> u32 {
         (_, 4..) => (2, 2),
         _ => (2, 3),
     };
-    stages * (TILE * (16 + scale) + rows * 8 * 72)
+    [stages * (TILE * (16 + scale) + rows * 8 * 72), stages * TILE * (16 + scale)]
 }
 
 /// Blocks of a tile that streams, as tiles.cuh has it: sixteen outputs by eight groups.
@@ -113,6 +113,11 @@ pub fn tile_bytes(fmt: &Format) -> u32 {
     TILE * if number(fmt).is_some_and(|n| FORMATS[n] == "mxfp4") { 17 } else { 18 }
 }
 
+/// Bytes of the codes of a row of `k` columns in shared memory, as norm.cuh has it.
+pub const fn code_bytes(k: u32) -> u32 {
+    72 * (k / 32) + 64
+}
+
 /// Most shared memory of kernels that stream weights, or ask for all of them at once.
 pub const STREAMED: u32 = 200 << 10;
 
@@ -120,8 +125,12 @@ pub const STREAMED: u32 = 200 << 10;
 #[derive(Copy, Clone)]
 pub struct Stream {
     pub kernel: Kernel,
+    /// The same behind a norm.
+    pub normed: Kernel,
     /// Shared memory of a warp.
     pub shared: u32,
+    /// The same of a warp where a block has the rows' codes, not each stage its part of them.
+    pub bare: u32,
 }
 
 /// Widths of heads that packed history can have.
@@ -167,6 +176,7 @@ fn names(unit: &str, arch: &str) -> Vec<String> {
             "softcap",
             "zero",
         ]),
+        "normed" => streams().filter(|s| s.1 != 2).map(|(f, rows)| format!("normed_{f}_{rows}")).collect(),
         "chosen" => {
             ["q4_0", "mxfp4"].iter().flat_map(|f| [format!("chosen_up_{f}"), format!("chosen_down_{f}")]).collect()
         }
@@ -217,10 +227,12 @@ impl Kernels {
         }
         let mut kernels = Kernels { by_name, streams: HashMap::new(), arch };
         for (f, rows) in streams() {
-            let (name, shared) = (format!("stream_{f}_{rows}"), stream_shared(f, rows));
+            let (name, [shared, bare]) = (format!("stream_{f}_{rows}"), stream_shared(f, rows));
             let Ok(kernel) = kernels.get(&name) else { continue };
+            let normed = kernels.get(&format!("normed_{f}_{}", if rows == 1 { 1 } else { 4 }))?;
             cx.allow_shared(kernel, STREAMED)?;
-            kernels.streams.insert(name, Stream { kernel, shared });
+            cx.allow_shared(normed, STREAMED)?;
+            kernels.streams.insert(name, Stream { kernel, normed, shared, bare });
         }
         Ok(kernels)
     }

@@ -1,10 +1,9 @@
 //! A mixture's feed-forward of few rows in three kernels: the norm, the router and the shared expert's first products; the choice
 //! and the experts' first half; their second half and all sums.
 
-use super::along::{self, Grid};
-use super::driver::Kernel;
-use super::few::{STREAM, Span};
+use super::few::STREAM;
 use super::kernels::{STREAMED, tile_bytes};
+use super::normed::{self, Grid};
 use super::ops;
 use super::scratch::{self, Cut};
 use super::{Cuda, Result, args, few};
@@ -23,7 +22,7 @@ pub fn follows(d: &Cuda, held: &[(Op, Buf)], op: &Op) -> bool {
     let rows = |i: usize, v: &View| matches!(at(i), Some(Op::RmsNorm { out, .. }) if out == v);
     let made = |i: usize, v: &View| matches!(at(i), Some(Op::Linear { out, .. }) if out == v);
     match (held.len(), op) {
-        (0, Op::RmsNorm { .. }) => along::norm_of(d, op).is_ok_and(|n| n.is_some()),
+        (0, Op::RmsNorm { .. }) => normed::of(d, op).is_ok_and(|n| n.is_some()),
         (1 | 7, Op::Linear { x, w, bias: None, add: false, class: RowClass::Few, .. }) => {
             let most = if held.len() == 1 { CHOOSERS } else { 1 };
             rows(0, x) && w.n <= most && float(d, w)
@@ -60,7 +59,7 @@ pub fn follows(d: &Cuda, held: &[(Op, Buf)], op: &Op) -> bool {
 
 fn float(d: &Cuda, w: &Mat) -> bool {
     let one = |w: args::Mat| args::One { out: args::View::default(), w, bias: 0, add: 0, first: 0 };
-    d.mat(w).is_ok_and(|at| along::floats(&one(at), &w.fmt, &args::View::default()))
+    d.mat(w).is_ok_and(|at| normed::floats(&one(at), &w.fmt))
 }
 
 /// Whether a matrix is whole tiles, with scales where copies of sixteen bytes find them.
@@ -127,30 +126,11 @@ fn dead(d: &Cuda, held: &[(Op, Buf)]) -> bool {
     })
 }
 
-/// The last kernel of a mixture, which waits for what follows it.
-pub struct Last {
-    kernel: Kernel,
-    grid: [u32; 3],
-    threads: u32,
-    shared: u32,
-    args: args::ChosenDown,
-    /// The rows of the residual stream.
-    pub x: Span,
-}
-
-impl Last {
-    /// Enqueues it.
-    pub fn launch(self, d: &Cuda, then: args::Follow) -> Result<()> {
-        let a = args::ChosenDown { then, ..self.args };
-        d.launch(self.kernel, self.grid, self.threads, self.shared, &a)
-    }
-}
-
 /// Enqueues the whole sequence.
 pub fn enqueue(d: &mut Cuda, held: &[(Op, Buf)]) -> Result<()> {
     let ops: Vec<&Op> = held.iter().map(|(op, _)| op).collect();
     let [
-        norm @ Op::RmsNorm { out: h, x, .. },
+        norm @ Op::RmsNorm { out: h, x, w, eps },
         Op::Linear { w: router_w, .. },
         chosen @ Op::Route { out, logits, router },
         Op::Linear { w: gate, .. },
@@ -166,18 +146,22 @@ pub fn enqueue(d: &mut Cuda, held: &[(Op, Buf)]) -> Result<()> {
     else {
         return Ok(());
     };
-    let (Some(row), Some(room)) = (along::norm_of(d, norm)?, between(d, held, e)) else { return Ok(()) };
-    let kept = row.x;
-    let one = |out, w: &Mat| Ok::<_, crate::error::Error>(args::One { out, w: d.mat(w)?, bias: 0, add: 0, first: 0 });
-    let streams = [one(room.gate, gate)?, one(room.up, up)?];
-    let floats = [one(room.logits, router_w)?, one(room.by, by)?];
-    let (q, behind) = d.begin_behind(row)?;
-    let (conv, then, rows) = (None, args::Follow::default(), h.rows);
-    let (h, fmt) = (d.view(h)?, gate.fmt);
-    d.launch_grid(&Grid { rows, h, q, behind, streams: &streams, fmt, floats: &floats, conv, then })?;
-    let Some(q) = d.codes_of(&kept) else { return Ok(()) };
+    let (Some(kept), Some(room)) = (d.keeps(h), between(d, held, e)) else { return Ok(()) };
+    let to = d.codes_for(Some(&kept));
+    let one = |out, w: &Mat, first: u32| {
+        Ok::<_, crate::error::Error>(args::One { out, w: d.mat(w)?, bias: 0, add: 0, first: first as i32 })
+    };
+    let tiles = gate.n / STREAM.0;
+    let (first, second) = (one(room.gate, gate, 0)?, one(room.up, up, tiles)?);
+    let (logits_of, by_of) = (one(room.logits, router_w, 0)?, one(room.by, by, router_w.n)?);
+    let made = super::norms::norm(d, h, x, *w, *eps, to)?.args;
+    let (m, blocks) = ([first, second, second, second], (tiles + up.n / STREAM.0) as i32);
+    let (rows, q) = (h.rows as i32, args::Fifteen::default());
+    let set = args::Set { x: made.out, q, m, rows, count: 2, blocks, pad: 0 };
+    let floats = ([logits_of, by_of, by_of, by_of], 2, router_w.n + by.n);
+    d.launch_grid(&Grid { set, fmt: gate.fmt, norm: Some(made), floats, conv: None })?;
     let route = args::Route { logits: room.logits, ..ops::route_args(d, out, logits, router)? };
-    let (n, k, inner) = (rows, router.k, e.gate.first.n);
+    let (n, k, inner) = (h.rows, router.k, e.gate.first.n);
     // One row's choice is made by every block, sooner than a kernel of its own would be there.
     let chosen_before = i32::from(n > 1);
     if n > 1 {
@@ -185,7 +169,7 @@ pub fn enqueue(d: &mut Cuda, held: &[(Op, Buf)]) -> Result<()> {
     }
     let a = args::ChosenUp {
         route,
-        q,
+        q: to,
         to: room.mid,
         shared_to: room.shared,
         gate: d.set(&e.gate)?,
@@ -199,7 +183,7 @@ pub fn enqueue(d: &mut Cuda, held: &[(Op, Buf)]) -> Result<()> {
     let kernel = d.kernels.of("expert_group", "chosen_up_*", &gate.fmt)?;
     let grid = [k * (inner / 32) + gate.n.div_ceil(16 * 32), n, 1];
     d.launch(kernel, grid, 512, 16 * 2 * tile, &a)?;
-    let args = args::ChosenDown {
+    let a = args::ChosenDown {
         route,
         q: room.mid,
         shared_q: room.shared,
@@ -208,16 +192,15 @@ pub fn enqueue(d: &mut Cuda, held: &[(Op, Buf)]) -> Result<()> {
         x: d.view(x)?,
         sum: d.view(sum)?,
         shared_by: room.by,
-        then: args::Follow::default(),
         chosen: chosen_before,
         pad: 0,
     };
     let kernel = d.kernels.of("expert_group", "chosen_down_*", &gate.fmt)?;
     let stages = e.down.first.k.max(down.k) / STREAM.1;
-    let (grid, threads) = ([down.n / STREAM.0, n, 1], (32 * (k + 1)).max(CHOOSERS));
-    for op in [chosen, sums, adds] {
+    d.launch(kernel, [down.n / STREAM.0, n, 1], (32 * (k + 1)).max(CHOOSERS), (k + 1) * stages * tile, &a)?;
+    for op in [norm, chosen, sums, adds] {
         d.wrote(op)?;
     }
-    d.last = Some(Last { kernel, grid, threads, shared: (k + 1) * stages * tile, args, x: Span::of(d, x) });
+    d.hold(kept);
     Ok(())
 }

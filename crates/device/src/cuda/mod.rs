@@ -4,18 +4,17 @@
 //! Block formats lie in the split layout ([`crate::split`]). Few rows meet the same fifteen-bit activations as on the CPU, with
 //! exact integer products of groups; Many rows meet bf16 on tensor cores. A decode step is captured once per shape and replayed.
 
-mod along;
 mod args;
 mod driver;
 mod experts;
 mod few;
-mod follow;
 mod heads;
 mod held;
 mod image;
 mod kernels;
 mod launch;
 mod mixture;
+mod normed;
 mod norms;
 mod ops;
 mod range;
@@ -98,7 +97,7 @@ pub struct Cuda {
     stages: Vec<Stage>,
     next_stage: usize,
     seen: CardMemory,
-    /// Room for codes of rows, and whose they are; behind it room for what kernels of one mixture hand on, and counters.
+    /// Room for codes of rows, and whose they are; behind it room for what kernels of one mixture hand on.
     codes: Ptr,
     quantised: [Option<few::Quantised>; few::ROOMS],
     next_codes: usize,
@@ -106,12 +105,8 @@ pub struct Cuda {
     pending: Vec<few::Waiting>,
     /// A norm of heads that waits for what may go with it.
     norm: Option<norms::Norm>,
-    /// Codes of a norm that is asked for next, without its scale.
-    unscaled: Option<follow::Unscaled>,
-    /// A norm of such rows that waits for the products that meet them.
-    row: Option<along::Waits>,
-    /// The end of a mixture, which waits for what follows it.
-    last: Option<mixture::Last>,
+    /// A norm of rows that waits for the products that meet them.
+    row: Option<normed::RowNorm>,
     /// Ops that a few kernels may do together, if more of them follow.
     held: Vec<(Op, Buf)>,
     /// Points of the queue that time is taken at.
@@ -143,9 +138,7 @@ impl Cuda {
         let graphs = HashMap::new();
         let (tier, stages) = (Tier::Device(ordinal as u8), Vec::new());
         let arena = Arena::new(sizes);
-        let rooms = Self::CODES * (few::ROOMS as u64 + 1);
-        let codes = cx.alloc(rooms + 4 * Self::COUNTERS)?;
-        cx.zero(codes + rooms, 4 * Self::COUNTERS)?;
+        let codes = cx.alloc(Self::CODES * (few::ROOMS as u64 + 1))?;
         Ok(Cuda {
             caps,
             arena,
@@ -160,9 +153,7 @@ impl Cuda {
             next_codes: 0,
             pending: Vec::new(),
             norm: None,
-            unscaled: None,
             row: None,
-            last: None,
             held: Vec::new(),
             marks: Vec::new(),
             class: None,
@@ -254,7 +245,6 @@ impl Cuda {
     fn settle(&mut self) -> Result<()> {
         self.flush()?;
         self.quantised = [None; few::ROOMS];
-        self.unscaled = None;
         self.next_codes = 0;
         Ok(())
     }
@@ -468,7 +458,7 @@ impl Device for Cuda {
         self.recording = None;
         self.pending.clear();
         self.norm = None;
-        (self.row, self.last, self.unscaled) = (None, None, None);
+        self.row = None;
         self.held.clear();
         self.quantised = [None; few::ROOMS];
         self.next_codes = 0;

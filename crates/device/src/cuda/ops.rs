@@ -9,7 +9,7 @@ use super::kernels::history;
 use super::launch::blocks;
 use super::norms::{fused, gated, norm, turned};
 use super::scratch;
-use super::{Cuda, Result, along};
+use super::{Cuda, Result, normed};
 use crate::error::Error;
 use crate::op::{ActFn, GdnShape, KeyHeadRule, Op, RecView, Router, RouterScore, Routing, RowClass, Rows};
 use crate::view::{Buf, Glu, Mat, View};
@@ -17,7 +17,6 @@ use memory::KvFormat;
 
 /// Enqueues a checked op, or holds it back until it is known what follows.
 pub fn run(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
-    d.foresee(op)?;
     match held::fit(d, &d.held, op) {
         Fit::More => {
             d.held.push((op.clone(), scratch));
@@ -55,15 +54,12 @@ pub(super) fn one(d: &mut Cuda, op: &Op, scratch: Buf) -> Result<()> {
         let bias = d.vector(bias.as_ref())?;
         return linear(d, room, &Product { out, x, w, bias, add: *add }, *class);
     }
-    if fused(d, op)? || d.convolves(op)? || d.unit(op)? {
+    if fused(d, op)? || d.convolves(op)? {
         return Ok(());
     }
     d.flush()?;
-    if let Some(n) = along::norm_of(d, op)? {
-        match n.room(d) {
-            Some(room) => d.row = Some(n.waits(room)),
-            None => drop(n.launch(d)?),
-        }
+    if let Some(n) = normed::of(d, op)? {
+        d.row = Some(n);
         return Ok(());
     }
     if let Op::RmsNorm { out, x, w, eps } = op

@@ -6,8 +6,9 @@ use crate::op::{Op, RowClass, Rows, StreamView};
 use crate::view::{ExpertMats, Mat, View};
 use memory::{KvFormat, PAGE_POSITIONS};
 
-/// Most partitions of a row's history, as pages.cuh has it.
+/// Most partitions of a row's history, and positions that they are whole numbers of, as pages.cuh has it.
 const PARTS: u32 = 128;
+const UNIT: u32 = 128;
 
 /// Pieces of scratch, one behind the other, each aligned to 256 bytes.
 #[derive(Default)]
@@ -47,13 +48,6 @@ pub fn padded(k: u32) -> u64 {
 pub fn fifteen(cut: &mut Cut, rows: u64, k: u32) -> [u64; 3] {
     let groups = k as u64 / 32;
     [cut.take(rows * groups * 32), cut.take(rows * groups * 32), cut.take(rows * groups * 8)]
-}
-
-/// Codes of rows that a norm leaves before their scale is known: planes and meta, meta without the scale, squares of groups.
-pub fn unscaled(cut: &mut Cut, rows: u64, k: u32) -> [u64; 5] {
-    let groups = k as u64 / 32;
-    let [hi, lo, meta] = fifteen(cut, rows, k);
-    [hi, lo, meta, cut.take(rows * groups * 8), cut.take(rows * groups * 4)]
 }
 
 /// Offsets of what an expert group needs.
@@ -131,7 +125,10 @@ pub fn most_parts(st: &StreamView, caps: &Caps) -> u32 {
 pub fn room(st: &StreamView, rows: &Rows, caps: &Caps) -> u32 {
     match rows.class {
         RowClass::Many => 1,
-        RowClass::Few => if st.ring > 0 { st.ring } else { rows.page_table.cols }.clamp(1, most_parts(st, caps)),
+        RowClass::Few => {
+            let pages = if st.ring > 0 { st.ring } else { rows.page_table.cols };
+            (PAGE_POSITIONS as u32 / UNIT * pages).clamp(1, most_parts(st, caps))
+        }
     }
 }
 

@@ -118,8 +118,8 @@ template <int K, int H> DEV void few(const AttnArgs& a) {
   int seq = *i32(a.rows.seq_of, row);
   Cut cut = cut_of(a, *i32(a.rows.pos, row));
   if (part >= cut.parts || part >= a.room) return;
-  int page0 = cut.first / 256 + part * cut.pages;
-  int start = max(cut.first, page0 * 256), end = min(cut.last + 1, (page0 + cut.pages) * 256);
+  int2 seen = cut.part(part);
+  int start = seen.x, end = seen.y;
   float *q = mem, *p = q + H * d, *stat = p + H * TILE;  // stat: [H][max, sum, keep]
   for (int h0 = 0; h0 < group; h0 += H) {
     int heads = min(H, group - h0);

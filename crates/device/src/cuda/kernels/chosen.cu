@@ -4,7 +4,7 @@
 // one kernel before them (stream.cu).
 //
 // Every block asks for all of its weights at once, as soon as it knows whose.
-#include "follow.cuh"
+#include "fifteen.cuh"
 #include "routing.cuh"
 #include "set.cuh"
 #include "tiles.cuh"
@@ -92,7 +92,7 @@ template <int F> DEV void chosen_up(const ChosenUpArgs& a) {
 }
 
 // x += sum over ranks of w * (down * codes of the entry) + sigmoid(shared_by) * (shared * codes of the row).
-struct ChosenDownArgs { RouteArgs route; Fifteen q, shared_q; MatSet down; Mat shared; View x, sum, shared_by; Follow then; int chosen, pad; };
+struct ChosenDownArgs { RouteArgs route; Fifteen q, shared_q; MatSet down; Mat shared; View x, sum, shared_by; int chosen, pad; };
 
 // A block has sixteen outputs of a row, a warp of it all columns of one expert, the next warp those of the shared one. Weights are
 // asked for while the kernel before computes what they will meet.
@@ -146,17 +146,14 @@ template <int F> DEV void chosen_down(const ChosenDownArgs& a) {
   }
   if (!a.chosen && threadIdx.x < k) choice.p[threadIdx.x] = choice.weight(a.route, threadIdx.x);
   __syncthreads();
-  if (warp > 0) return;
-  if (last) {
-    float sum = 0.f;
+  if (!last) return;
+  float sum = 0.f;
 #pragma unroll 1
-    for (int r = 0; r < k; r++) sum = fmaf(choice.p[r], part[r][lane], sum);
-    int c = OUTPUTS * blockIdx.x + lane;
-    sum = __fadd_rn(__fmul_rn(part[k][lane], sigmoid(by)), sum);
-    f32(a.sum, row, 0)[c] = sum;
-    f32(a.x, row, 0)[c] = old + sum;
-  }
-  if (a.then.kind) follow(a.then, row, row, 1, blockIdx.x >> 1);
+  for (int r = 0; r < k; r++) sum = fmaf(choice.p[r], part[r][threadIdx.x], sum);
+  int c = OUTPUTS * blockIdx.x + threadIdx.x;
+  sum = __fadd_rn(__fmul_rn(part[k][threadIdx.x], sigmoid(by)), sum);
+  f32(a.sum, row, 0)[c] = sum;
+  f32(a.x, row, 0)[c] = old + sum;
 }
 #define CHOSEN(NAME, F) \
   extern "C" __global__ void __launch_bounds__(64 * UP_WARPS, 2) chosen_up_##NAME(const __grid_constant__ ChosenUpArgs a) { chosen_up<F>(a); } \

@@ -76,8 +76,8 @@ template <int FMT, int D> DEV void few(const AttnArgs& a) {
   int seq = *i32(a.rows.seq_of, row);
   Cut cut = cut_of(a, *i32(a.rows.pos, row));
   if (part >= cut.parts || part >= a.room) return;
-  int page0 = cut.first / 256 + part * cut.pages;
-  int start = max(cut.first, page0 * 256), end = min(cut.last + 1, (page0 + cut.pages) * 256);
+  int2 seen = cut.part(part);
+  int start = seen.x, end = seen.y;
   u32* table = (u32*)mem;
   const u8* mine = mem + 4 * lane;
   __nv_bfloat16* qs = (__nv_bfloat16*)(mem + TABLE_BYTES);

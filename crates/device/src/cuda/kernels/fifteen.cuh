@@ -25,8 +25,8 @@ DEV void quantise_group(const Fifteen& to, long row, int g, int groups, float x)
 }
 
 // A warp's 128 elements, four neighbours a lane from column `c` on, as four groups: the same codes. Every lane of the warp comes
-// here; those that are not `there` leave nothing. A number that all codes are to be multiplied by goes into meta.
-DEV void quantise_four(const Fifteen& to, long row, int c, int groups, const float4& x, bool there, float by_all = 1.f) {
+// here; those that are not `there` leave nothing.
+DEV void quantise_four(const Fifteen& to, long row, int c, int groups, const float4& x, bool there) {
   float v[4] = {x.x, x.y, x.z, x.w};
   u32 most = 0;
 #pragma unroll
@@ -53,5 +53,5 @@ DEV void quantise_four(const Fifteen& to, long row, int c, int groups, const flo
   long at = (row * 2 + (c >> 4 & 1)) * groups + g;
   ((u32*)(to.hi + at))[c >> 2 & 3] = hi;
   ((u32*)(to.lo + at))[c >> 2 & 3] = lo;
-  if ((c & 31) == 0) to.meta[row * groups + g] = bad ? make_float2(NOT_A_NUMBER, NOT_A_NUMBER) : make_float2(d * by_all, d * (float)sum * by_all);
+  if ((c & 31) == 0) to.meta[row * groups + g] = bad ? make_float2(NOT_A_NUMBER, NOT_A_NUMBER) : make_float2(d, d * (float)sum);
 }

@@ -22,9 +22,9 @@ DEV void turn(const RopeArgs& a, int row, int j, float* x) {
   x[to] = fmaf(v, cos, u * sin);
 }
 // One block per (row, head). The sum of squares has one order for a number of columns: a thread has four neighbours, of 8,192
-// columns at most twice, asked for at once. Where codes of a norm's rows are wanted it has the order of their groups (norm.cuh).
+// columns at most twice, asked for at once.
 template <int THEN> DEV void norm(const NormArgs& a, const RopeArgs* rope, const GateArgs* gate, int block) {
-  __shared__ float shared[32], of_group[THEN == ALONE ? 256 : 1];
+  __shared__ float shared[32];
   constexpr int MOST = 2;
   early();
   int row = block / a.x.heads, head = block % a.x.heads, cols = a.x.cols, step = 4 * blockDim.x;
@@ -49,20 +49,7 @@ template <int THEN> DEV void norm(const NormArgs& a, const RopeArgs* rope, const
   } else {
     for (int c = threadIdx.x; c < cols; c += blockDim.x) sum = fmaf(x[c], x[c], sum);
   }
-  bool coded = THEN == ALONE && fours && a.to.hi;
-  float scale;
-  if (coded) {
-#pragma unroll
-    for (int i = 0; i < MOST; i++) {
-      int c = 4 * threadIdx.x + i * step;
-      float s = squares_of(v[i]);
-      if (c < cols && c % 32 == 0) of_group[c >> 5] = s;
-    }
-    __syncthreads();
-    scale = scale_of([&](int g) { return of_group[g]; }, cols / 32, a.eps);
-  } else {
-    scale = 1.f / sqrtf(block_sum(sum, shared) / (float)cols + a.eps);
-  }
+  float scale = 1.f / sqrtf(block_sum(sum, shared) / (float)cols + a.eps);
   const float* by = THEN == GATED ? f32(gate->g, row, head) : nullptr;
   const Fifteen& to = THEN == GATED ? gate->to : a.to;
   int first = THEN == GATED ? head * cols : 0, groups = THEN == GATED ? a.x.heads * cols / 32 : cols / 32;
@@ -70,16 +57,15 @@ template <int THEN> DEV void norm(const NormArgs& a, const RopeArgs* rope, const
 #pragma unroll
     for (int i = 0; i < MOST; i++) {
       int c = 4 * threadIdx.x + i * step;
-      float4 y = times(v[i], scale);
-      if (a.w) y = times(y, w[i]);
+      float4 y = make_float4(v[i].x * scale, v[i].y * scale, v[i].z * scale, v[i].w * scale);
+      if (a.w) y = make_float4(y.x * w[i].x, y.y * w[i].y, y.z * w[i].z, y.w * w[i].w);
       if (THEN == GATED && c < cols) {
         float4 g = *(const float4*)(by + c);
         y = make_float4(y.x * act(gate->act, g.x), y.y * act(gate->act, g.y), y.z * act(gate->act, g.z), y.w * act(gate->act, g.w));
       }
       if (c >= cols) y = make_float4(0.f, 0.f, 0.f, 0.f);
       else *(float4*)(out + c) = y;
-      if (coded && i * step < cols) quantise_four(to, row, c, groups, a.w && c < cols ? times(v[i], w[i]) : v[i], c < cols, scale);
-      else if (to.hi && i * step < cols) quantise_four(to, row, first + c, groups, y, c < cols);
+      if (to.hi && i * step < cols) quantise_four(to, row, first + c, groups, y, c < cols);
     }
   } else {
     for (int c = threadIdx.x; c < cols; c += blockDim.x) {

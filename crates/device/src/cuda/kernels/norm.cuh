@@ -1,35 +1,90 @@
-// Norms of rows whose codes somebody will multiply. Codes are of x * w, not of x * scale * w: they are known before a row is whole,
-// by whoever makes the last of a group's elements, and the scale goes into what belongs to a group.
+// A norm of rows inside a product: whoever needs the rows' codes makes them itself, in shared memory.
 #pragma once
 #include "fifteen.cuh"
 
-// `threads`: of the kernel `rms_norm` for as many columns, which the order of the sum of squares of what has no codes follows from.
+// `threads`: of the kernel `rms_norm` for as many columns, which the order of the sum of squares follows from.
 struct NormArgs { View out, x; const float* w; Fifteen to; float eps; int threads; };
 
-// Squares of a group's 32 elements, four neighbours a lane, in all of its eight lanes.
-DEV float squares_of(const float4& v) {
-  float s = fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, 0.f))));
-#pragma unroll
-  for (int d = 1; d < 8; d *= 2) s += __shfl_xor_sync(FULL, s, d);
-  return s;
-}
-// What a row is divided by, from the squares of its groups. A whole warp comes here.
-template <class F> DEV float scale_of(F squares, int groups, float eps) {
-  float s = 0.f;
-#pragma unroll 1
-  for (int g = threadIdx.x & 31; g < groups; g += 32) s += squares(g);
-  return 1.f / sqrtf(warp_sum(s) / (float)(32 * groups) + eps);
-}
-DEV float4 times(const float4& a, const float4& b) { return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
-DEV float4 times(const float4& a, float b) { return make_float4(a.x * b, a.y * b, a.z * b, a.w * b); }
+// Bytes of a row's codes in shared memory: planes of upper and of lower bytes half of all banks apart, then meta.
+DEV int row_bytes(int groups) { return 72 * groups + 64; }
+DEV Fifteen codes_in(u8* at, int groups) { return {(uint4*)at, (uint4*)(at + 32 * groups + 64), (float2*)(at + 64 * groups + 64)}; }
 
-// Rows behind a norm whose scale nobody knows yet: x, weights (or null), squares of groups, and what belongs to the groups of their codes
-// without the scale. Who meets them first leaves the rows themselves at `h` and whole meta for everybody else. Without `squares` the
-// rows are there, at `h`.
-struct Behind { View h, x; const float* w; float* squares; float2 *raw, *meta; float eps; int pad; };
-// Four neighbours of such a row, as `rms_norm` has them.
-DEV float4 four_of(const Behind& a, int row, int c, float scale) {
-  if (!a.squares) return *(const float4*)(f32(a.h, row, 0) + c);
-  float4 y = times(*(const float4*)(f32(a.x, row, 0) + c), scale);
-  return a.w ? times(y, __ldg((const float4*)(a.w + c))) : y;
-}
+// B rows, with as many warps each; every warp has some of the warps of `rms_norm` to do, of each one or two pieces of 128 columns.
+template <int B> struct Normed {
+  static constexpr int AHEAD = 4;  // pieces asked for at once
+  const NormArgs& a;
+  int lane, b, first, each, warps, per, pieces;
+  DEV Normed(const NormArgs& a) : a(a) {
+    lane = threadIdx.x & 31;
+    each = (blockDim.x >> 5) / B;
+    b = (threadIdx.x >> 5) / each;
+    first = (threadIdx.x >> 5) % each;
+    warps = a.threads >> 5;
+    per = a.x.cols > 4 * a.threads ? 2 : 1;
+    pieces = (warps - first + each - 1) / each * per;
+  }
+  DEV int warp_of(int i) const { return first + each * (per == 2 ? i >> 1 : i); }
+  DEV int col_of(int i) const { return 4 * (lane + 32 * warp_of(i) + (per == 2 && (i & 1) ? a.threads : 0)); }
+  // What the kernel before has not written comes near: the norm's weights.
+  DEV void before() {
+    if (!a.w) return;
+#pragma unroll 1
+    for (int i = 0; i < pieces; i++) {
+      float4 w;
+      asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(w.x), "=f"(w.y), "=f"(w.z), "=f"(w.w) : "l"(a.w + col_of(i)));
+    }
+  }
+  // Codes to `mine`, and how much rows shrink to `by`; who is the `writer` leaves rows and codes for everybody else. Loops stay loops:
+  // code that is fetched for one use costs more than they do.
+  DEV void after(u8* mine, int row0, bool writer, float* by) {
+    __shared__ float squares[B][32];
+    int row = min(row0 + b, a.x.rows - 1), groups = a.x.cols / 32;
+    const float* x = f32(a.x, row, 0);
+    float sum = 0.f;
+#pragma unroll 1
+    for (int base = 0; base < pieces; base += AHEAD) {
+      float4 v[AHEAD];
+#pragma unroll
+      for (int i = 0; i < AHEAD; i++)
+        if (base + i < pieces) v[i] = *(const float4*)(x + col_of(base + i));
+#pragma unroll
+      for (int i = 0; i < AHEAD; i++) {
+        if (base + i >= pieces) continue;
+        bool second = per == 2 && ((base + i) & 1);
+        sum = fmaf(v[i].w, v[i].w, fmaf(v[i].z, v[i].z, fmaf(v[i].y, v[i].y, fmaf(v[i].x, v[i].x, second ? sum : 0.f))));
+        if (per == 2 && !second) continue;
+        float all = warp_sum(sum);
+        if (lane == 0) squares[b][warp_of(base + i)] = all;
+      }
+    }
+    __syncthreads();
+    float scale = 1.f / sqrtf(warp_sum(lane < warps ? squares[b][lane] : 0.f) / (float)a.x.cols + a.eps);
+    if (first == 0 && lane == 0) by[b] = scale;
+    u8* own = mine + b * row_bytes(groups);
+    Fifteen to = codes_in(own, groups);
+    writer = writer && row0 + b < a.x.rows;
+#pragma unroll 1
+    for (int i = 0; i < pieces; i++) {
+      int c = col_of(i);
+      float4 y = four(a, row, c, scale);
+      quantise_four(to, 0, c, groups, y, true);
+      if (writer) *(float4*)(f32(a.out, row, 0) + c) = y;
+    }
+    __syncthreads();
+    if (!writer) return;
+#pragma unroll 1
+    for (int i = first * 32 + lane; i < 2 * groups; i += 32 * each) {
+      a.to.hi[(long)row * 2 * groups + i] = to.hi[i];
+      a.to.lo[(long)row * 2 * groups + i] = to.lo[i];
+      if (i < groups) a.to.meta[(long)row * groups + i] = to.meta[i];
+    }
+  }
+  // Four neighbours of a row behind its norm, as `rms_norm` has them.
+  static DEV float4 four(const NormArgs& a, int row, int c, float scale) {
+    float4 u = *(const float4*)(f32(a.x, row, 0) + c);
+    float4 y = make_float4(u.x * scale, u.y * scale, u.z * scale, u.w * scale);
+    if (!a.w) return y;
+    float4 w = __ldg((const float4*)(a.w + c));
+    return make_float4(y.x * w.x, y.y * w.y, y.z * w.z, y.w * w.w);
+  }
+};

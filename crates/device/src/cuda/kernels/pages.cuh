@@ -47,16 +47,24 @@ struct AttnArgs {
   int most;   // partitions, at most PARTS: what fits onto the card at a time for one row
 };
 
-// What a row sees, cut into partitions of equally many whole pages that follow from its own position.
-static constexpr int PARTS = 128;
-struct Cut { int first, last, pages, parts; };
+// What a row sees, cut into partitions of equally many whole units of positions, which follow from its own position. Eight warps with
+// sixteen keys each go through a unit at a time.
+static constexpr int PARTS = 128, UNIT = 128;
+struct Cut {
+  int first, last, units, parts;
+  // Positions of a partition: from the first of them up to, but not with, the second.
+  DEV int2 part(int i) const {
+    int from = (first / UNIT + i * units) * UNIT;
+    return make_int2(max(first, from), min(last + 1, from + units * UNIT));
+  }
+};
 DEV Cut cut_of(const AttnArgs& a, int pos) {
   Cut c;
   c.last = pos;
   c.first = max(a.window > 0 ? max(0, pos + 1 - a.window) : 0, min(a.since, pos));
-  int pages = c.last / 256 - c.first / 256 + 1;
-  c.pages = a.whole ? pages : (pages + a.most - 1) / a.most;
-  c.parts = (pages + c.pages - 1) / c.pages;
+  int units = c.last / UNIT - c.first / UNIT + 1;
+  c.units = a.whole ? units : (units + a.most - 1) / a.most;
+  c.parts = (units + c.units - 1) / c.units;
   return c;
 }
 // What a partition of a (row, head) came to: greatest score, sum of weights, weighted values.

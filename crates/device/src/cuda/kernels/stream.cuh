@@ -1,28 +1,28 @@
 // Products of few rows with four-bit blocks: weights come through shared memory, a ring of stages for each warp, and meet the rows'
-// codes, which come through the ring too, on whole-number tensor cores (tiles.cuh). A block has sixteen outputs at a time, its warps
-// share their columns.
+// codes on whole-number tensor cores (tiles.cuh). A team of warps has sixteen outputs at a time, its warps share their columns.
 //
-// What is small goes along: matrices of floats that meet the same rows, a short convolution behind one of the matrices, the norm in
-// front (norm.cuh) and what follows (follow.cuh).
+// The rows' codes come through the ring too, and a block is a team; or, where a norm makes the rows, two teams make all of them for
+// themselves. Small matrices of floats that meet the same rows go along, and a short convolution may follow one of the matrices.
 #pragma once
-#include "follow.cuh"
+#include "norm.cuh"
 #include "set.cuh"
 #include "tiles.cuh"
 
-static constexpr int MOST = 16;                // warps of a block at most
+static constexpr int MOST = 16;                // warps of a team at most; eight where there are two
+static constexpr int TEAMS = 2;                // teams of a block behind a norm
 static constexpr int ROW_BYTES = GROUPS * 72;  // codes and meta of a row's stage
 template <int F, int B> DEV constexpr int stage_bytes() { return weight_bytes<F>() + B * ROW_BYTES; }
 
 // One row of each sequence goes through a convolution of four taps behind matrix `which` (none below 0).
 struct ConvOf { View out, seq_of, from, to; const float* w; float* state; int which, elems; };
-// `f`: matrices of floats, whose outputs count from `first` on; `outputs` of all of them.
-struct StreamArgs { SetArgs set; Behind behind; Follow then; One f[SET]; ConvOf conv; int floats, outputs; };
+// `f`: matrices of floats, whose outputs count from `first` on; `outputs` of all of them. Without a norm rows are at `set.x`.
+struct StreamArgs { SetArgs set; NormArgs norm; One f[SET]; ConvOf conv; int floats, outputs; };
 
 // Where a warp's next stage comes from: it goes through the tiles of its block, and of each through every so-manieth stage.
 template <int F> struct Cursor {
   const SetArgs& a;
   const u8 *q, *s;
-  int tile, stage, groups, warp, warps, lane;
+  int tile, stage, groups, warp, warps, lane, step;
   DEV void enter() {
     if (tile >= a.blocks) return;
     const One& m = one_of(a, tile);
@@ -38,18 +38,19 @@ template <int F> struct Cursor {
     stage += warps;
     if (stage * GROUPS < groups) return;
     stage = warp;
-    tile += gridDim.x;
+    tile += step;
     enter();
   }
 };
 
-// Waits for four warps that share an output.
-DEV void meet_four(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
+// Waits for the other warps of a team, or of four warps that share an output.
+DEV void meet_team(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 // Outputs of float matrices: four warps have one, each the columns that a warp of `linear_f32` has. The last blocks and warps of a
-// grid have the fewest tiles and take them first; the very last block leaves the norm's rows to others and comes behind all of them.
-template <int B> struct Floats {
-  static constexpr int D = 4, STEP = 512;
+// grid have the fewest tiles and take them first; behind a norm the very last block leaves the rows to others and comes behind all of
+// them. What is asked for before the rows are there is all of an output's weights, or (where registers are few) the first of them.
+template <int F, int B, bool NORMED> struct Floats {
+  static constexpr int D = F == MXFP4 && B == 1 && !NORMED ? 10 : 4, STEP = 512;
   const StreamArgs& a;
   int lane, warp, fours, k;
   float4 ahead[D];
@@ -57,10 +58,12 @@ template <int B> struct Floats {
     lane = threadIdx.x & 31;
     warp = threadIdx.x >> 5;
     fours = blockDim.x >> 7;
-    k = a.behind.h.cols;
+    k = NORMED ? a.norm.x.cols : a.set.x.cols;
   }
   DEV int output() const {
-    int last = gridDim.x - 1, block = blockIdx.x == last ? last : last - 1 - blockIdx.x;
+    int last = gridDim.x - 1;
+    if (!NORMED) return (last - blockIdx.x) * fours + (warp >> 2);
+    int block = blockIdx.x == last ? last : last - 1 - blockIdx.x;
     return (fours - 1 - (warp >> 2)) * gridDim.x + block;
   }
   DEV const One& of(int o) const {
@@ -81,7 +84,10 @@ template <int B> struct Floats {
   DEV void before() {
     if (output() < a.outputs) fetch(weights(output()), 4 * (threadIdx.x & 127));
   }
-  DEV void after(int row0, const float (&scale)[B]) {
+  DEV float4 four(int row, int c, float by) const {
+    return NORMED ? Normed<B>::four(a.norm, row, c, by) : *(const float4*)(f32(a.set.x, row, 0) + c);
+  }
+  DEV void after(int row0, const float* by) {
     __shared__ float part[MOST][B];
     int own = 4 * (threadIdx.x & 127), last = a.set.rows - 1, first = warp & ~3;
 #pragma unroll 1
@@ -97,7 +103,7 @@ template <int B> struct Floats {
           if (c >= k) break;
 #pragma unroll
           for (int b = 0; b < B; b++) {
-            float4 v = ahead[d], x = four_of(a.behind, min(row0 + b, last), c, scale[b]);
+            float4 v = ahead[d], x = four(min(row0 + b, last), c, NORMED ? by[b] : 1.f);
             acc[b] = fmaf(v.w, x.w, fmaf(v.z, x.z, fmaf(v.y, x.y, fmaf(v.x, x.x, acc[b]))));
           }
         }
@@ -107,7 +113,7 @@ template <int B> struct Floats {
         float y = warp_sum(acc[b]);
         if (lane == 0) part[warp][b] = y;
       }
-      meet_four(1 + (warp >> 2));
+      meet_team(8 + (warp >> 2), 128);
       if (warp == first && lane < B && row0 + lane < a.set.rows) {
         float y = 0.f;
 #pragma unroll
@@ -115,12 +121,12 @@ template <int B> struct Floats {
         const One& m = of(o);
         put(m.out, m.bias, m.add, row0 + lane, o - m.first, y);
       }
-      meet_four(1 + (warp >> 2));
+      meet_team(8 + (warp >> 2), 128);
     }
   }
 };
 
-// The window of one channel of a row's sequence. Where it lies was there before the step.
+// The window of one channel of a row's sequence, asked for before the channel is known. Where it lies was there before the step.
 struct Window {
   float w[4], past[3];
   int from, to;
@@ -148,40 +154,31 @@ struct Window {
   }
 };
 
-// Rows behind a norm, and what belongs to their groups, for everybody else.
-template <int B> DEV void leave(const Behind& a, int rows, int row0, const float (&scale)[B]) {
-  int cols = a.h.cols, groups = cols / 32;
-#pragma unroll
-  for (int b = 0; b < B; b++) {
-    int row = row0 + b;
-    if (row >= rows) break;
-#pragma unroll 1
-    for (int c = 4 * threadIdx.x; c < cols; c += 4 * blockDim.x) *(float4*)(f32(a.h, row, 0) + c) = four_of(a, row, c, scale[b]);
-#pragma unroll 1
-    for (int g = threadIdx.x; g < groups; g += blockDim.x) {
-      float2 m = __ldcg(a.raw + (long)row * groups + g);
-      a.meta[(long)row * groups + g] = make_float2(m.x * scale[b], m.y * scale[b]);
-    }
-  }
-}
-
-template <int F, int B, int S> DEV void stream(const StreamArgs& args) {
-  constexpr int WEIGHTS = weight_bytes<F>(), each = stage_bytes<F, B>();
-  // Warps that add up a tile's sums, and rows that each of them has. They take turns, because what follows a tile is a long wait.
-  constexpr int ADDERS = B > 2 ? 2 : 1, OWN = B / ADDERS;
+template <int F, int B, int S, bool NORMED> DEV void stream(const StreamArgs& args) {
+  constexpr int WEIGHTS = weight_bytes<F>(), SETS = NORMED ? TEAMS : 1;
   constexpr bool LATE = B > 2;  // no registers are left for a window that waits
   extern __shared__ __align__(128) u8 mem[];
-  __shared__ float part[2][MOST][OUTPUTS][B];
+  __shared__ float part[SETS][2][NORMED ? 8 : MOST][OUTPUTS][B], by[B];
   early();
   const SetArgs& a = args.set;
-  int warps = blockDim.x >> 5, lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+  int warps = (blockDim.x >> 5) / SETS, team = NORMED ? (threadIdx.x >> 5) / warps : 0;
+  int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) - team * warps, g = lane >> 2, t = lane & 3;
+  // Tiles go from block to block, then to the second teams.
+  int first_tile = team * gridDim.x + blockIdx.x, step = SETS * gridDim.x, own_thread = threadIdx.x - 32 * team * warps;
   int groups = a.m[0].w.k / 32, stages = groups / GROUPS, row0 = blockIdx.y * B;
-  u8* ring = mem + warp * S * each;
+  // Bytes of a stage, and from row to row and plane to plane of the codes.
+  constexpr int each = WEIGHTS + (NORMED ? 0 : B * ROW_BYTES);
+  int next_row = NORMED ? row_bytes(groups) : ROW_BYTES;
+  int half = NORMED ? 16 * groups : 128, lower = NORMED ? 32 * groups + 64 : 256, metas = NORMED ? 64 * groups + 64 : 512;
+  u8* ring = mem + (NORMED ? B * next_row : 0) + (threadIdx.x >> 5) * S * each;
   // A warp without a stage has no tile either.
-  Cursor<F> next{a, nullptr, nullptr, warp < stages ? (int)blockIdx.x : a.blocks, warp, groups, warp, warps, lane};
+  Cursor<F> next{a, nullptr, nullptr, warp < stages ? first_tile : a.blocks, warp, groups, warp, warps, lane, step};
   next.enter();
 #pragma unroll
-  for (int i = 0; i < S - 1; i++) next.ask(smem_of(ring) + i * each);
+  for (int i = 0; i < S - 1; i++) {
+    next.ask(smem_of(ring) + i * each);
+    if (NORMED) commit();
+  }
   // Codes of rows: two planes of two halves of eight groups each, of which a lane has a piece, and meta.
   const u8* codes_at = (const u8*)((lane >> 4 ? a.q.lo : a.q.hi) + (lane >> 3 & 1) * groups + (lane & 7));
   const u8* meta_at = (const u8*)(a.q.meta + 2 * (lane & 3));
@@ -199,22 +196,24 @@ template <int F, int B, int S> DEV void stream(const StreamArgs& args) {
     stage = stage + warps < stages ? stage + warps : warp;
     commit();
   };
-  int turn = ADDERS * (blockIdx.x % (warps / ADDERS)), of_row = lane / OUTPUTS;
+  int row = row0 + own_thread / OUTPUTS;
+  bool first_rows = own_thread < OUTPUTS * B && row < a.rows;
   Window window;
-  Floats<B> floats(args);
-  if (args.conv.which >= 0) window.begin(args.conv, min(row0 + OWN * (warp % ADDERS) + of_row % OWN, a.rows - 1));
-  if (args.floats) floats.before();
-  ready();
+  if (args.conv.which >= 0 && first_rows) window.begin(args.conv, row);
+  Floats<F, B, NORMED> floats(args);
+  if (NORMED) {
+    Normed<B> norm(args.norm);
+    norm.before();
+    if (args.outputs > 0) floats.before();
+    ready();
+    norm.after(mem, row0, blockIdx.x == gridDim.x - 1, by);
+  } else {
+    if (args.outputs > 0) floats.before();
+    ready();
 #pragma unroll
-  for (int i = 0; i < S - 1; i++) ask_rows(i);
-  float scale[B];
-#pragma unroll
-  for (int b = 0; b < B; b++) {
-    const float* squares = args.behind.squares + (long)min(row0 + b, a.rows - 1) * groups;
-    scale[b] = args.behind.squares ? scale_of([&](int g) { return __ldcg(squares + g); }, groups, args.behind.eps) : 1.f;
+    for (int i = 0; i < S - 1; i++) ask_rows(i);
   }
-  if (args.behind.squares && blockIdx.x == gridDim.x - 1) leave<B>(args.behind, a.rows, row0, scale);
-  if (args.floats) floats.after(row0, scale);
+  if (args.outputs > 0) floats.after(row0, by);
   bool own = t == g >> 1;
   uint4 x[B][2];
 #pragma unroll
@@ -222,40 +221,39 @@ template <int F, int B, int S> DEV void stream(const StreamArgs& args) {
   u32 low = low_numbers();
   int slot = 0, buf = 0;
 #pragma unroll 1
-  for (int tile = blockIdx.x; tile < a.blocks; tile += gridDim.x) {
+  for (int tile = first_tile; tile < a.blocks; tile += step) {
     float acc[2][B] = {};
     int which = which_of(a, tile);
     const One& m = a.m[which];
-    int own_adder = warp - turn, row = row0 + OWN * own_adder + of_row, out = OUTPUTS * (tile - m.first) + lane % OUTPUTS;
-    bool adds = own_adder >= 0 && own_adder < ADDERS, puts = adds && of_row < OWN && row < a.rows;
-    bool convolved = puts && which == args.conv.which;
+    int out = OUTPUTS * (tile - m.first) + own_thread % OUTPUTS;
+    bool convolved = first_rows && which == args.conv.which;
     if (!LATE && convolved) window.ask(args.conv, out, m.w.n);
 #pragma unroll 1
     for (int c = warp; c < stages; c += warps) {
       wait_but<S - 2>();
       __syncwarp();
       const u8* at = ring + slot * each;
+      const u8* codes = NORMED ? mem + 16 * GROUPS * c : at + WEIGHTS;
+      const u8* meta_of = NORMED ? mem + metas + 8 * GROUPS * c : at + WEIGHTS + metas;
 #pragma unroll
       for (int u = 0; u < GROUPS; u += 4) {
         float2 meta[B];
 #pragma unroll
         for (int b = 0; b < B; b++) {
-          const u8* codes = at + WEIGHTS + b * ROW_BYTES;
-          const u8* from = codes + (g & 1) * 256 + 16 * (u + t);
+          const u8* from = codes + b * next_row + (g & 1) * lower + 16 * (u + t);
           if (own) {
             x[b][0] = *(const uint4*)from;
-            x[b][1] = *(const uint4*)(from + 128);
+            x[b][1] = *(const uint4*)(from + half);
           }
-          meta[b] = *(const float2*)(codes + 512 + 8 * (u + t));
-          meta[b].x *= scale[b];
-          meta[b].y *= scale[b];
+          meta[b] = *(const float2*)(meta_of + b * next_row + 8 * (u + t));
         }
         meet<F, B>(at, u, g, t, x, meta, low, acc);
       }
       __syncwarp();
       int free = slot == 0 ? S - 1 : slot - 1;
       next.ask(smem_of(ring) + free * each);
-      ask_rows(free);
+      if (NORMED) commit();
+      else ask_rows(free);
       slot = slot == S - 1 ? 0 : slot + 1;
     }
 #pragma unroll
@@ -263,19 +261,18 @@ template <int F, int B, int S> DEV void stream(const StreamArgs& args) {
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         float y = four_lanes(acc[r][b]);
-        if (t == 0) part[buf][warp][g + 8 * r][b] = y;
+        if (t == 0) part[team][buf][warp][g + 8 * r][b] = y;
       }
     // Two sets of partial sums: whoever is a tile ahead has passed here once more.
-    __syncthreads();
+    if (NORMED) meet_team(1 + team, 32 * warps);
+    else __syncthreads();
     if (LATE && convolved) window.ask(args.conv, out, m.w.n);
-    if (puts) {
+    if (first_rows) {
       float y = 0.f;
-      for (int i = 0; i < warps; i++) y += part[buf][i][lane % OUTPUTS][row - row0];
+      for (int i = 0; i < warps; i++) y += part[team][buf][i][own_thread % OUTPUTS][own_thread / OUTPUTS];
       put(m.out, m.bias, m.add, row, out, y);
       if (convolved) window.put(args.conv, row, out, m.w.n, y);
     }
-    if (adds && args.then.kind) follow(args.then, blockIdx.y * ADDERS + own_adder, row0 + OWN * own_adder, min(OWN, a.rows - row0 - OWN * own_adder), (tile - m.first) >> 1);
-    turn = turn + ADDERS < warps ? turn + ADDERS : 0;
     buf ^= 1;
   }
   wait_all();
