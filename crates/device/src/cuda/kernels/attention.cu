@@ -221,9 +221,10 @@ extern "C" __global__ void __launch_bounds__(1024) attention_meet(const __grid_c
   const AttnArgs& a = args.a;
   constexpr int AHEAD = 8;
   __shared__ float weight[PARTS], part[1024], y[512], whole;
-  begin();
+  early();
   int row = blockIdx.x / a.q.heads, head = blockIdx.x % a.q.heads, d = a.st.d, lane = threadIdx.x & 31;
-  Cut cut = cut_of(a, *i32(a.rows.pos, row));
+  Cut cut = cut_of(a, __ldcg(i32(a.rows.pos, row)));  // was there before the step
+  ready();
   int parts = min(cut.parts, a.room), each = d + 2, sharers = blockDim.x / d, share = threadIdx.x / d, c = threadIdx.x - share * d;
   const float* first = held(a, row, head, 0);
   if (share >= sharers) parts = 0;

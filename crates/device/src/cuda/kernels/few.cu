@@ -71,63 +71,72 @@ template <int FMT, int D> DEV void few(const AttnArgs& a) {
   int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   int group = a.q.heads / a.st.heads, kv = blockIdx.y, row = blockIdx.z, part = blockIdx.x;
   early();
-  if (FMT == KV_TQ4) fill_table((u32*)mem, D);
-  ready();
-  int seq = *i32(a.rows.seq_of, row);
-  Cut cut = cut_of(a, *i32(a.rows.pos, row));
-  if (part >= cut.parts || part >= a.room) return;
+  // What rows are and where pages lie was there before the step, and so was what they hold in front of the positions that it writes.
+  int seq = __ldcg(i32(a.rows.seq_of, row)), pos = __ldcg(i32(a.rows.pos, row)), before = a.rows.n == a.rows.seqs ? pos : 0;
+  Cut cut = cut_of(a, pos);
+  bool mine_too = part < cut.parts && part < a.room;
   int2 seen = cut.part(part);
-  int start = seen.x, end = seen.y;
+  int start = seen.x, end = seen.y, first = (start & ~15) + 16 * warp;
   u32* table = (u32*)mem;
   const u8* mine = mem + 4 * lane;
   __nv_bfloat16* qs = (__nv_bfloat16*)(mem + TABLE_BYTES);
   constexpr int QD = D + 32;  // rows of queries half of all banks apart
   constexpr float LOG2E = 1.4426950408889634f;
   const Stage<D> stage{mem + TABLE_BYTES + HEADS * QD * 2 + warp * stage_bytes<D>(), lane};
+  const float by = a.scale * LOG2E * (rotated(FMT) ? unit_of<FMT>(D) : 1.f);
+  // Keys of a tile are asked for while the one before it is weighed; past the nearest cache, which may have lines from before the step.
+  u32 kw[2][S::KW];
+  float sk[2];
+  auto ask = [&](int at) {
+    long page = at < end ? page_of(a.st, a.rows, seq, at) : -1;
+    if (page < 0) return page;
+    u8* ks = block_at(a.st, FMT, D, page, 0, kv);
+    int in = at & 255;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+#pragma unroll
+      for (int w = 0; w < S::KW; w++) kw[i][w] = __ldcg((const u32*)(ks + byte_at(FMT, D, 0, in + g + 8 * i, 4 * (4 * w + t))));
+      sk[i] = rotated(FMT) ? by * __half2float(__ldcg(scales_of(ks, FMT, D) + in + g + 8 * i)) : by;
+    }
+    return page;
+  };
+  long page_first = STAGED && mine_too && first < end ? page_of(a.st, a.rows, seq, first) : -1;
+  auto stage_first = [&] {
+    stage.keys(block_at(a.st, FMT, D, page_first, 0, kv), first & 255);
+    stage.values(block_at(a.st, FMT, D, page_first, 1, kv), first & 255);
+  };
+  bool ahead = mine_too && first < end && first + 16 <= before;
+  if (ahead && !STAGED) page_first = ask(first);
+  if (STAGED && ahead && page_first >= 0) stage_first();
+  if (FMT == KV_TQ4) fill_table(table, D);
+  ready();
+  if (!mine_too) return;
   for (int h0 = 0; h0 < group; h0 += HEADS) {
     int heads = min(HEADS, group - h0);
     __syncthreads();
     if (FMT == KV_TQ4 && h0 > 0) fill_table(table, D);
-    int at = (start & ~15) + 16 * warp;
-    long page = STAGED && at < end ? page_of(a.st, a.rows, seq, at) : -1, page_next = -1;
+    int at = first;
+    long page = page_first, page_next = -1;
     if (STAGED && page >= 0) {
-      stage.keys(block_at(a.st, FMT, D, page, 0, kv), at & 255);
-      stage.values(block_at(a.st, FMT, D, page, 1, kv), at & 255);
+      if (!ahead || h0 > 0) stage_first();
       if (at + 16 * WARPS < end) page_next = page_of(a.st, a.rows, seq, at + 16 * WARPS);
     }
     for (int h = warp; h < HEADS; h += WARPS) {
       float x[R];
 #pragma unroll
       for (int r = 0; r < R; r++) x[r] = h < heads ? f32(a.q, row, kv * group + h0 + h)[lane + 32 * r] : 0.f;
-      float by = 1.f;
+      float shrink = 1.f;
       if (rotated(FMT)) {
         spread<R>(x, a.st.layer, 0, kv);
-        by = rsqrtf((float)D);
+        shrink = rsqrtf((float)D);
       }
 #pragma unroll
-      for (int r = 0; r < R; r++) qs[h * QD + lane + 32 * r] = __float2bfloat16(x[r] * by);
+      for (int r = 0; r < R; r++) qs[h * QD + lane + 32 * r] = __float2bfloat16(x[r] * shrink);
     }
     __syncthreads();
     float acc[D / 16][4] = {}, max[2] = {-INF, -INF}, sum[2] = {0.f, 0.f};
-    const float by = a.scale * LOG2E * (rotated(FMT) ? unit_of<FMT>(D) : 1.f);
     auto key_at = [&](int half) { return STAGED ? 2 * g + half : g + 8 * half; };
-    // Keys of a tile are asked for while the one before it is weighed.
-    u32 kw[2][S::KW];
-    float sk[2];
-    auto ask = [&](int at) {
-      long page = at < end ? page_of(a.st, a.rows, seq, at) : -1;
-      if (page < 0) return page;
-      u8* ks = block_at(a.st, FMT, D, page, 0, kv);
-      int in = at & 255;
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-#pragma unroll
-        for (int w = 0; w < S::KW; w++) kw[i][w] = *(const u32*)(ks + byte_at(FMT, D, 0, in + g + 8 * i, 4 * (4 * w + t)));
-        sk[i] = rotated(FMT) ? by * __half2float(scales_of(ks, FMT, D)[in + g + 8 * i]) : by;
-      }
-      return page;
-    };
-    if (!STAGED) page = ask(at);
+    if (!STAGED && (!ahead || h0 > 0)) page = ask(at);
     while (page >= 0) {
       u8* vs = block_at(a.st, FMT, D, page, 1, kv);
       int in = at & 255;
