@@ -1,5 +1,6 @@
 //! The CUDA backend on the CPU backend's grid: same cases, one table of tolerances. Needs a card: without one each test
-//! says so and passes, and `SNUG_TEST_CUDA=1` turns that into a failure.
+//! says so and passes, and `SNUG_TEST_CUDA=1` turns that into a failure. `SNUG_TEST_EVERY=N` runs every so-manieth case of each list,
+//! for tools that look at every access.
 
 mod common;
 #[path = "cuda/joined.rs"]
@@ -28,27 +29,34 @@ fn cuda() -> Option<Box<dyn Device>> {
     }
 }
 
-fn run(cases: &[Case]) {
+/// All cases, or as many as were asked for: the first of a list in any case.
+fn some<T>(all: impl IntoIterator<Item = T>) -> Vec<T> {
+    let every =
+        std::env::var("SNUG_TEST_EVERY").map_or(1, |n| n.parse().expect("SNUG_TEST_EVERY is a number from 1 on"));
+    all.into_iter().step_by(every).collect()
+}
+
+fn run(cases: Vec<Case>) {
     if let Some(d) = cuda() {
-        grid(cases, std::iter::once(("cuda".into(), d)));
+        grid(&some(cases), std::iter::once(("cuda".into(), d)));
     }
 }
 
 #[test]
 fn rows_without_weights() {
-    run(&cases::rms_norm());
-    run(&cases::rope());
-    run(&cases::gate());
-    run(&cases::glu());
-    run(&cases::glu_of_halves());
-    run(&cases::add());
-    run(&cases::zero());
-    run(&cases::scale());
-    run(&cases::softcap());
-    run(&cases::gather_rows());
-    run(&cases::likeliest());
-    run(&cases::route());
-    run(&cases::combine());
+    run(cases::rms_norm());
+    run(cases::rope());
+    run(cases::gate());
+    run(cases::glu());
+    run(cases::glu_of_halves());
+    run(cases::add());
+    run(cases::zero());
+    run(cases::scale());
+    run(cases::softcap());
+    run(cases::gather_rows());
+    run(cases::likeliest());
+    run(cases::route());
+    run(cases::combine());
 }
 
 /// Cases without pages beside the history, which this backend does not read.
@@ -65,12 +73,12 @@ fn on_tensor_cores(name: &str) -> bool {
 fn run_attention(cases: Vec<Case>, tolerance: f32) {
     let Some(d) = cuda() else { return };
     let of = |name: &str| on_tensor_cores(name).then_some(tolerance);
-    grid_within(&alone(cases), std::iter::once(("cuda".into(), d)), of);
+    grid_within(&some(alone(cases)), std::iter::once(("cuda".into(), d)), of);
 }
 
 #[test]
 fn history_of_rows() {
-    run(&alone(history::append()));
+    run(alone(history::append()));
     run_attention(history::attention_few(), tolerance::ATTENTION_BF16);
     run_attention(history::attention_many(), tolerance::ATTENTION_BF16);
 }
@@ -84,9 +92,9 @@ fn packed_history_of_rows() {
 
 #[test]
 fn recurrent_rows() {
-    run(&recurrent::conv_silu());
-    run(&recurrent::shift());
-    run(&recurrent::gated_delta());
+    run(recurrent::conv_silu());
+    run(recurrent::shift());
+    run(recurrent::gated_delta());
 }
 
 /// Formats that this backend multiplies.
@@ -129,7 +137,7 @@ fn products_of_every_format() {
     let Some(dev) = cuda() else { return };
     let (mut rig, mut rng) = (Rig::new(dev), Rng(1));
     for dtype in dtypes() {
-        for k in [40, 64, 256, 512, 576, 768].into_iter().filter(|k| k % dtype.elems() == 0) {
+        for k in some([40, 64, 256, 512, 576, 768].into_iter().filter(|k| k % dtype.elems() == 0)) {
             for (n, rows) in [(1, 1), (3, 2), (17, 5), (64, 3), (200, 9), (133, 70), (128, 200)] {
                 let (w, x) = (Weights::random(&mut rng, dtype, n, k), rng.values(rows * k));
                 for class in [RowClass::Few, RowClass::Many] {
@@ -257,7 +265,7 @@ fn products_that_stream_their_weights() {
     let Some(dev) = cuda() else { return };
     let (mut rig, mut rng) = (Rig::new(dev), Rng(11));
     for dtype in [Block::Q4_0, Block::Mxfp4].map(DType::Block) {
-        for (n, k) in [(16, 1024), (48, 1280), (80, 2048), (112, 2304), (32, 5120), (33008, 1024)] {
+        for (n, k) in some([(16, 1024), (48, 1280), (80, 2048), (112, 2304), (32, 5120), (33008, 1024)]) {
             let (w, x) = (Weights::random(&mut rng, dtype, n, k), rng.values(9 * k));
             let all = linear(&mut rig, &x, &w, RowClass::Few);
             close(&all, &product(&met_by(dtype, &x), &w), tolerance::LINEAR_BLOCK, &format!("{dtype} [{n}, {k}]"));

@@ -1,7 +1,7 @@
 //! Ops that the backend joins say what they say one by one: to the bit, but for a mixture's experts, whose sums have another order.
 
 use super::kit::{Rig, Rng, Weights};
-use super::{bits, cuda};
+use super::{bits, cuda, some};
 use checkpoint::{Block, DType};
 use device::{
     Acc, Act, ActFn, Buf, ExpertBias, ExpertMats, GdnShape, Glu, KeyHeadRule, Mat, Op, Pairing, Part, Pick, RecView,
@@ -54,9 +54,11 @@ fn norms_floats_and_convolutions_go_along_with_products() {
     let Some(dev) = cuda() else { return };
     let (mut rig, mut rng) = (Rig::new(dev), Rng(21));
     for dtype in [Block::Q4_0, Block::Mxfp4].map(DType::Block) {
-        for (k, n, some) in [(1024, 1, 1), (2048, 2, 257), (2304, 3, 64), (5120, 1, 96), (5120, 9, 5), (8192, 4, 3)] {
+        for (k, n, few) in
+            some([(1024, 1, 1), (2048, 2, 257), (2304, 3, 64), (5120, 1, 96), (5120, 9, 5), (8192, 4, 3)])
+        {
             let mut mat = |t: DType, n: usize| rig.load(&Weights::random(&mut rng, t, n, k));
-            let mats = [mat(dtype, 1024), mat(dtype, 48), mat(DType::F32, some), mat(DType::F32, 1)];
+            let mats = [mat(dtype, 1024), mat(dtype, 48), mat(DType::F32, few), mat(DType::F32, 1)];
             let after = mat(DType::Block(Block::Q8_0), 8);
             let (x, w) = (rng.values(n * k), rng.values(k));
             let (taps, past) = (rng.values(1024 * 4), rng.values(2 * n * 3 * 1024));
@@ -101,14 +103,14 @@ fn rows_have_their_bits_behind_a_product_and_a_norm_in_any_company() {
     let Some(dev) = cuda() else { return };
     let (mut rig, mut rng) = (Rig::new(dev), Rng(27));
     for dtype in [Block::Q4_0, Block::Mxfp4].map(DType::Block) {
-        for (k, most) in [(1024, 9), (2304, 4), (5120, 5), (8192, 3)] {
+        for (k, most) in some([(1024, 9), (2304, 4), (5120, 5), (8192, 3)]) {
             let mut mat = |t: DType, n: usize, k: usize| rig.load(&Weights::random(&mut rng, t, n, k));
             let makes = mat(dtype, k, 1024);
             let meets = [mat(dtype, 1024, k), mat(DType::F32, 33, k), mat(DType::Block(Block::Q8_0), 8, k)];
             let (z, x, w) = (rng.values(most * 1024), rng.values(most * k), rng.values(k));
             let mut once = |together: bool, first: usize, n: usize, meets: &[Mat]| {
-                let some = |v: &[f32], k: usize| v[first * k..(first + n) * k].to_vec();
-                let (z, x) = (rig.floats(&some(&z, 1024), 1024), rig.floats(&some(&x, k), k));
+                let part = |v: &[f32], k: usize| v[first * k..(first + n) * k].to_vec();
+                let (z, x) = (rig.floats(&part(&z, 1024), 1024), rig.floats(&part(&x, k), k));
                 let (h, w) = (nans(&mut rig, n, k), Some(vector(&mut rig, &w)));
                 let linear = |x, w, out, add| Op::Linear { out, x, w, bias: None, add, class: FEW };
                 let (mut ops, mut outs) = (Vec::new(), Vec::new());
@@ -125,62 +127,15 @@ fn rows_have_their_bits_behind_a_product_and_a_norm_in_any_company() {
             };
             // Each alone, floats along, products that do not stream behind one that does, and in front of all.
             let ([a, f, o], a_fmt) = (meets, meets[0].fmt);
-            for meets in [&[a][..], &[a, f], &[a, f, o], &[o, a], &[f], &[]] {
+            for meets in some([&[a][..], &[a, f], &[a, f, o], &[o, a], &[f], &[]]) {
                 let all = once(true, 0, most, meets);
                 for (i, (a, b)) in once(false, 0, most, meets).iter().zip(&all).enumerate() {
                     let streams = i < 2 * meets.len() && meets[i % meets.len()].fmt == a_fmt;
                     let same = if streams { alike(a, b) } else { bits(a) == bits(b) };
                     assert!(a.iter().all(|x| x.is_finite()) && same, "{dtype} {k}, {} products: {i}", meets.len());
                 }
-                for (first, n) in [(0, 1), (1, 2), (most - 1, 1), (0, most - 1)] {
+                for (first, n) in some([(0, 1), (1, 2), (most - 1, 1), (0, most - 1)]) {
                     for (all, part) in all.iter().zip(once(true, first, n, meets)) {
-                        let cols = all.len() / most;
-                        assert_eq!(
-                            bits(&all[first * cols..(first + n) * cols]),
-                            bits(&part),
-                            "{dtype} {k} {first} {n}"
-                        );
-                    }
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn a_gated_unit_behind_its_two_products() {
-    let Some(dev) = cuda() else { return };
-    let (mut rig, mut rng) = (Rig::new(dev), Rng(28));
-    let clamped = Glu::SwigluClamped { limit: 7.0, alpha: 1.7 };
-    for dtype in [Block::Q4_0, Block::Mxfp4].map(DType::Block) {
-        for (k, inner, most, glu) in
-            [(1024, 1024, 9, Glu::Swiglu), (5120, 17408, 2, Glu::GegluTanh), (2048, 1056, 5, clamped)]
-        {
-            let mut mat = |n: usize, k: usize| rig.load(&Weights::random(&mut rng, dtype, n, k));
-            let mats = [mat(inner, k), mat(inner, k)];
-            let down = rig.load(&Weights::random(&mut rng, DType::Block(Block::Q8_0), 16, inner));
-            let x = rng.values(most * k);
-            // Where the unit goes: over its gates, or elsewhere.
-            let mut once = |together: bool, over: bool, first: usize, n: usize| {
-                let x = rig.floats(&x[first * k..(first + n) * k], k);
-                let [gate, up, other] = [0, 1, 2].map(|_| nans(&mut rig, n, inner));
-                let (out, last) = (if over { gate } else { other }, nans(&mut rig, n, 16));
-                let linear = |x, w, out| Op::Linear { out, x, w, bias: None, add: false, class: FEW };
-                let mut ops = Vec::new();
-                for _ in 0..2 {
-                    ops.extend([linear(x, mats[0], gate), linear(x, mats[1], up)]);
-                    ops.extend([Op::Glu { out, gate, up, glu }, linear(out, down, last)]);
-                }
-                run(&mut rig, ops, together, last);
-                [out, last].map(|v| rig.read(v))
-            };
-            for over in [true, false] {
-                let all = once(true, over, 0, most);
-                for (a, b) in once(false, over, 0, most).iter().zip(&all) {
-                    assert!(a.iter().all(|x| x.is_finite()) && alike(a, b), "{dtype} {k} {inner} over: {over}");
-                }
-                for (first, n) in [(0, 1), (most - 1, 1), (0, most - 1)] {
-                    for (all, part) in all.iter().zip(once(true, over, first, n)) {
                         let cols = all.len() / most;
                         assert_eq!(
                             bits(&all[first * cols..(first + n) * cols]),
@@ -391,9 +346,8 @@ fn a_mixture_of_few_rows_is_three_kernels() {
     let sigmoid = Router { renormalise: true, score: device::RouterScore::Sigmoid, scale: 2.5, ..Router::softmax(3) };
     let softmax = Router { renormalise: true, ..Router::softmax(8) };
     for dtype in [Block::Q4_0, Block::Mxfp4].map(DType::Block) {
-        for (hidden, inner, choice) in
-            [(2048, [512, 512], softmax), (1024, [256, 512], sigmoid), (2304, [512, 256], Router::softmax(4))]
-        {
+        let sizes = [(2048, [512, 512], softmax), (1024, [256, 512], sigmoid), (2304, [512, 256], Router::softmax(4))];
+        for (hidden, inner, choice) in some(sizes) {
             let m = Mixture::new(&mut rig, &mut rng, dtype, hidden, inner, choice);
             let rows = 9;
             let x = rng.values(rows * hidden);
@@ -413,17 +367,13 @@ fn a_mixture_of_few_rows_is_three_kernels() {
             let close = behind.iter().zip(&after).all(|(a, b)| (a - b).abs() <= 1e-3 * most);
             assert!(most > 0.0 && close, "{dtype} {hidden}: what follows");
             // A row has its bits in any company.
-            for (first, some) in [(0, 1), (8, 1), (2, 2), (3, 5)] {
-                let [part, _, last] = m.run(&mut rig, &x[first * hidden..(first + some) * hidden], hidden, true);
+            for (first, few) in some([(0, 1), (8, 1), (2, 2), (3, 5)]) {
+                let [part, _, last] = m.run(&mut rig, &x[first * hidden..(first + few) * hidden], hidden, true);
+                assert_eq!(bits(&after[first * 64..(first + few) * 64]), bits(&last), "{dtype} {hidden} {first} {few}");
                 assert_eq!(
-                    bits(&after[first * 64..(first + some) * 64]),
-                    bits(&last),
-                    "{dtype} {hidden} {first} {some}"
-                );
-                assert_eq!(
-                    bits(&together[first * hidden..(first + some) * hidden]),
+                    bits(&together[first * hidden..(first + few) * hidden]),
                     bits(&part),
-                    "{dtype} {hidden} {first} {some}"
+                    "{dtype} {hidden} {first} {few}"
                 );
             }
         }

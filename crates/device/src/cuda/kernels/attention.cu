@@ -228,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(1024) attention_meet(const __grid_c
   int parts = min(cut.parts, a.room), each = d + 2, sharers = blockDim.x / d, share = threadIdx.x / d, c = threadIdx.x - share * d;
   const float* first = held(a, row, head, 0);
   if (share >= sharers) parts = 0;
-  float ahead[AHEAD];
+  float ahead[AHEAD], gate = args.gated && threadIdx.x < d ? f32(args.g, row, head)[c] : 0.f;
 #pragma unroll
   for (int i = 0; i < AHEAD; i++) ahead[i] = share + i * sharers < parts ? first[(share + i * sharers) * each + 2 + c] : 0.f;
   if (threadIdx.x < 32) {
@@ -279,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(1024) attention_meet(const __grid_c
   }
   if (threadIdx.x >= d) return;
   float value = y[c];
-  if (args.gated) value *= act(args.act, f32(args.g, row, head)[c]);
+  if (args.gated) value *= act(args.act, gate);
   out[c] = value;
   if (args.to.hi) quantise_group(args.to, row, (head * d + c) >> 5, a.q.heads * d / 32, value);
 }

@@ -84,7 +84,8 @@ template <int FMT, int D> DEV void few(const AttnArgs& a) {
   constexpr float LOG2E = 1.4426950408889634f;
   const Stage<D> stage{mem + TABLE_BYTES + HEADS * QD * 2 + warp * stage_bytes<D>(), lane};
   const float by = a.scale * LOG2E * (rotated(FMT) ? unit_of<FMT>(D) : 1.f);
-  // Keys of a tile are asked for while the one before it is weighed; past the nearest cache, which may have lines from before the step.
+  // Keys of a tile are asked for while the one before it is weighed; scales past the nearest cache, which may have lines from before the
+  // step (vectors have lines of their own).
   u32 kw[2][S::KW];
   float sk[2];
   auto ask = [&](int at) {
@@ -95,7 +96,7 @@ template <int FMT, int D> DEV void few(const AttnArgs& a) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
 #pragma unroll
-      for (int w = 0; w < S::KW; w++) kw[i][w] = __ldcg((const u32*)(ks + byte_at(FMT, D, 0, in + g + 8 * i, 4 * (4 * w + t))));
+      for (int w = 0; w < S::KW; w++) kw[i][w] = *(const u32*)(ks + byte_at(FMT, D, 0, in + g + 8 * i, 4 * (4 * w + t)));
       sk[i] = rotated(FMT) ? by * __half2float(__ldcg(scales_of(ks, FMT, D) + in + g + 8 * i)) : by;
     }
     return page;

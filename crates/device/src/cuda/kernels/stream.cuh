@@ -113,7 +113,7 @@ template <int F, int B, bool NORMED> struct Floats {
         float y = warp_sum(acc[b]);
         if (lane == 0) part[warp][b] = y;
       }
-      meet_team(8 + (warp >> 2), 128);
+      meet_team(1 + TEAMS + (warp >> 2), 128);
       if (warp == first && lane < B && row0 + lane < a.set.rows) {
         float y = 0.f;
 #pragma unroll
@@ -121,7 +121,7 @@ template <int F, int B, bool NORMED> struct Floats {
         const One& m = of(o);
         put(m.out, m.bias, m.add, row0 + lane, o - m.first, y);
       }
-      meet_team(8 + (warp >> 2), 128);
+      meet_team(1 + TEAMS + (warp >> 2), 128);
     }
   }
 };
@@ -158,7 +158,7 @@ template <int F, int B, int S, bool NORMED> DEV void stream(const StreamArgs& ar
   constexpr int WEIGHTS = weight_bytes<F>(), SETS = NORMED ? TEAMS : 1;
   constexpr bool LATE = B > 2;  // no registers are left for a window that waits
   extern __shared__ __align__(128) u8 mem[];
-  __shared__ float part[SETS][2][NORMED ? 8 : MOST][OUTPUTS][B], by[B];
+  __shared__ float part[SETS][2][MOST / SETS][OUTPUTS][B], by[B];
   early();
   const SetArgs& a = args.set;
   int warps = (blockDim.x >> 5) / SETS, team = NORMED ? (threadIdx.x >> 5) / warps : 0;
