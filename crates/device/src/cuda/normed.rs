@@ -142,9 +142,9 @@ impl Cuda {
         let fits = self.cx.at_once(s.kernel, 32 * warps, warps * s.shared)?.max(1) * self.caps.threads;
         Ok(((tiles + outputs.div_ceil(warps / 4)).min(fits), 32 * warps, warps * s.shared))
     }
-    /// The same behind a norm: two teams that share what they make of the rows.
+    /// The same behind a norm: four teams of four warps that share what they make of the rows.
     fn shape_behind(&self, s: &Stream, tiles: u32, k: u32, outputs: u32, rows: u32) -> Result<(u32, u32, u32)> {
-        let warps = if k <= 1024 { 2 * 4 } else { 2 * 8 };
+        let warps = 4 * 4;
         let shared = rows * code_bytes(k) + warps * s.bare;
         debug_assert!(shared <= STREAMED);
         let fits = self.cx.at_once(s.normed, 32 * warps, shared)?.max(1) * self.caps.threads;

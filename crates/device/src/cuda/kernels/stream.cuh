@@ -1,15 +1,15 @@
 // Products of few rows with four-bit blocks: weights come through shared memory, a ring of stages for each warp, and meet the rows'
 // codes on whole-number tensor cores (tiles.cuh). A team of warps has sixteen outputs at a time, its warps share their columns.
 //
-// The rows' codes come through the ring too, and a block is a team; or, where a norm makes the rows, two teams make all of them for
+// The rows' codes come through the ring too, and a block is a team; or, where a norm makes the rows, four teams make all of them for
 // themselves. Small matrices of floats that meet the same rows go along, and a short convolution may follow one of the matrices.
 #pragma once
 #include "norm.cuh"
 #include "set.cuh"
 #include "tiles.cuh"
 
-static constexpr int MOST = 16;                // warps of a team at most; eight where there are two
-static constexpr int TEAMS = 2;                // teams of a block behind a norm
+static constexpr int MOST = 16;                // warps of a block at most
+static constexpr int TEAMS = 4;                // teams of a block behind a norm
 static constexpr int ROW_BYTES = GROUPS * 72;  // codes and meta of a row's stage
 template <int F, int B> DEV constexpr int stage_bytes() { return weight_bytes<F>() + B * ROW_BYTES; }
 
@@ -163,7 +163,7 @@ template <int F, int B, int S, bool NORMED> DEV void stream(const StreamArgs& ar
   const SetArgs& a = args.set;
   int warps = (blockDim.x >> 5) / SETS, team = NORMED ? (threadIdx.x >> 5) / warps : 0;
   int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) - team * warps, g = lane >> 2, t = lane & 3;
-  // Tiles go from block to block, then to the second teams.
+  // Tiles go from block to block, then to the next teams.
   int first_tile = team * gridDim.x + blockIdx.x, step = SETS * gridDim.x, own_thread = threadIdx.x - 32 * team * warps;
   int groups = a.m[0].w.k / 32, stages = groups / GROUPS, row0 = blockIdx.y * B;
   // Bytes of a stage, and from row to row and plane to plane of the codes.
