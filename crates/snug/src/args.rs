@@ -416,8 +416,9 @@ pub struct SynthArgs {
 fn synth_help() -> String {
     let geometries: Vec<_> = snug::synth::names().collect();
     format!(
-        "Geometries: {}. For measuring speed and planning: what such a
-model says means nothing. The same seed gives the same bytes.
+        "Geometries: {}.
+
+For measuring speed and planning: what such a model says means nothing. The same seed gives the same bytes.
 
 Examples:
   snug synth smollm2-135m small.gguf --type q4_0

@@ -180,12 +180,14 @@ fn print(f: &Facts) -> anyhow::Result<()> {
         line(why)?;
     }
     line("")?;
-    let of = |r| bytes(share(p, r));
+    let streamed = p.layers.as_ref().map_or(0, |l| l.bytes);
+    let resident = bytes(share(p, Residency::Resident) - streamed);
     let experts = if p.slots.is_some() { "routed experts in the file" } else { "routed experts" };
-    let kinds = format!("resident {}, {experts} {}", of(Residency::Resident), of(Residency::Cached));
+    let kinds = format!("resident {resident}, {experts} {}", bytes(share(p, Residency::Cached)));
     field("weights", p.resident_bytes() + p.head_beyond(), kinds)?;
     if let Some(l) = &p.layers {
-        let what = format!("of {} layers, in turn in two buffers of {}", l.layers.len(), bytes(l.buffer_bytes));
+        let each = bytes(l.buffer_bytes);
+        let what = format!("of {} layers, read for every token, in turn in two buffers of {each}", l.layers.len());
         field("", l.bytes, what)?;
     }
     if let Some(s) = &p.slots {
