@@ -79,7 +79,7 @@ pub enum Error {
     },
     /// The file ends inside its header.
     #[error(
-        "{file}: not a complete {container}: needed {need} bytes, file has {have} (it ends in {at}); download it again"
+        "{file}: it is cut short: up to byte {need} is needed for {at}, and the file has {have}; download it again"
     )]
     Truncated {
         /// File.
@@ -95,7 +95,7 @@ pub enum Error {
     },
     /// A tensor's data is not wholly in the file.
     #[error(
-        "{file}: tensor {tensor:?} ends at byte {want}, but the file has {have}: it was cut short; download it again"
+        "{file}: it is cut short: up to byte {want} is needed for tensor {tensor:?}, and the file has {have}; download it again"
     )]
     DataCut {
         /// File.
@@ -108,7 +108,9 @@ pub enum Error {
         have: u64,
     },
     /// A file became shorter after it was opened, or a range reaches beyond it.
-    #[error("{file}: reading {want} bytes at {off} gave only {have}: the file changed while it was in use")]
+    #[error(
+        "{file}: reading {want} bytes at {off} gave only {have}: the file became shorter since it was opened; put it back whole and start again"
+    )]
     Shrunk {
         /// File.
         file: FileName,

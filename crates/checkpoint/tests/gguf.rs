@@ -84,7 +84,10 @@ fn truncated_at_the_magic() {
     for n in [0, 4, 5, 23] {
         let e = error(&whole[..n]);
         assert!(matches!(e, Error::Truncated { need: 24, have, .. } if have == n as u64), "{e}");
-        assert_says(&e.to_string(), &["not a complete GGUF", "needed 24 bytes", &format!("file has {n}")]);
+        assert_says(
+            &e.to_string(),
+            &["it is cut short: up to byte 24 is needed", &format!("the file has {n}; download it again")],
+        );
     }
 }
 
@@ -154,9 +157,9 @@ fn lengths_inside_values_are_checked() {
         Raw { pairs: vec![pair], ..Raw::new() }.error()
     };
     let array = |kind: u32, n: u64| [&kind.to_le_bytes()[..], &n.to_le_bytes(), &[0; 16]].concat();
-    assert_says(&with_value(8, &u64::MAX.to_le_bytes()), &["\"some.key\"", "not a complete"]);
+    assert_says(&with_value(8, &u64::MAX.to_le_bytes()), &["\"some.key\"", "it is cut short"]);
     for kind in [0, 4, 8, 9, 12] {
-        assert_says(&with_value(9, &array(kind, 1 << 61)), &["\"some.key\"", "not a complete"]);
+        assert_says(&with_value(9, &array(kind, 1 << 61)), &["\"some.key\"", "it is cut short"]);
     }
     assert_says(&with_value(13, &[0; 8]), &["\"some.key\"", "unknown type 13"]);
     assert_says(&with_value(9, &array(99, 1)), &["\"some.key\"", "unknown type 99"]);
@@ -172,6 +175,7 @@ fn data_must_be_in_the_file() {
     open(&whole[..]).unwrap();
     let e = error(&whole[..whole.len() - 1]);
     assert!(matches!(e, Error::DataCut { want, have, .. } if want == have + 1), "{e}");
+    assert_says(&e.to_string(), &["it is cut short: up to byte", "download it again"]);
     assert_says(&e.to_string(), &["\"far\"", &whole.len().to_string(), &(whole.len() - 1).to_string()]);
     let e = Raw::new().tensor("far", &[1024], 0, 1 << 63).data(4096).error();
     assert_says(&e, &["\"far\""]);

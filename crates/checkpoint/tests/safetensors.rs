@@ -50,6 +50,7 @@ fn header_lengths_are_checked() {
     }
     let e = error([&64u64.to_le_bytes()[..], b"{}"].concat());
     assert!(matches!(e, Error::Truncated { need: 72, have: 10, container: "safetensors", .. }), "{e}");
+    assert_says(&e.to_string(), &["it is cut short: up to byte 72 is needed", "the file has 10; download it again"]);
     for n in [99_993usize, 99_994, 100_000] {
         let mut json = format!("{{{}}}", f32s("a", 1, 0, 4));
         json.extend(std::iter::repeat_n(' ', n - json.len()));
@@ -73,7 +74,7 @@ fn data_must_be_covered_exactly() {
     assert_says(&error(two(&f32s("a", 1, 8, 12), 12)).to_string(), &["\"a\"", "twice"]);
     let e = error(two(&f32s("b", 100, 8, 408), 308));
     assert!(matches!(e, Error::DataCut { want, have, .. } if want == have + 100), "{e}");
-    assert_says(&e.to_string(), &["\"b\""]);
+    assert_says(&e.to_string(), &["\"b\"", "it is cut short: up to byte", "download it again"]);
     let e =
         error(two(r#""b":{"dtype":"F32","shape":[4611686018427387904],"data_offsets":[8,18446744073709551608]}"#, 8));
     assert_says(&e.to_string(), &["\"b\""]);

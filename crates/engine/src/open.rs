@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::executor::Executor;
-use crate::plan::{Allowance, Ask, Backend, OnCard, Subject, plan};
+use crate::plan::{Allowance, Ask, Backend, OnCard, Subject, has_room_for_more, plan};
 use crate::sampler::Sampling;
 use checkpoint::{Checkpoint, Container, FileId, Meta, Source};
 use device::{Cpu, CpuOptions, Cuda, Device, Layout, Profile, Profiled, Reference};
@@ -140,6 +140,16 @@ impl Opened {
         of.beyond.more = how.more;
         plan(of, &how.ask)
     }
+    /// Whether more positions than a plan has would fit too ([`crate::plan::has_room_for_more`]).
+    ///
+    /// # Errors
+    /// Those of [`Self::plan`].
+    pub fn has_room_for_more(&self, how: &OpenOptions, plan: &Plan) -> Result<bool> {
+        let on = how.on.backend()?;
+        let mut of = self.subject(&on);
+        of.beyond.more = how.more;
+        has_room_for_more(of, &how.ask, plan)
+    }
     /// Makes a choice of [`On::Auto`], and says which and why. Other choices stay, without a word.
     pub fn settle(&self, how: &mut OpenOptions) -> Option<String> {
         let On::Auto(cpu) = &how.on else { return None };
@@ -192,6 +202,18 @@ impl Model {
         let mut how = how.clone();
         opened.settle(&mut how);
         let plan = opened.plan(&how)?;
+        Self::load_as(opened, &how, plan, on_progress)
+    }
+    /// Loads what was opened as it was planned, after [`Opened::settle`].
+    ///
+    /// # Errors
+    /// Whatever is wrong with the weights or the machine.
+    pub fn load_as(
+        opened: Opened,
+        how: &OpenOptions,
+        plan: Plan,
+        on_progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self> {
         let Opened { ck, family, bounds } = opened;
         let dev = how.on.device(&plan, how.profile.as_ref())?;
         let tokenizer = tokenizer(ck.meta())?;

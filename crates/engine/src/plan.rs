@@ -36,7 +36,7 @@ pub use ask::{Ask, Context, Parts, Predictor, Refusal};
 pub use forecast::{Forecast, Streamed, forecast};
 pub use head::last_row_bytes;
 pub use rows::embed_by_rows;
-pub use slots::StreamAsk;
+pub use slots::{Slots, StreamAsk};
 
 /// Positions of history that there is room for beside those of a full sequence, for each other one; and positions of an
 /// answer that are set aside before it begins.
@@ -99,6 +99,7 @@ pub struct Subject<'a> {
 /// # Errors
 /// [`Refusal`] when it does not fit or cannot be.
 pub fn plan(of: Subject, ask: &Ask) -> Result<Plan> {
+    slots::enough(of, ask.stream)?;
     if ask.draft == 0 || ask.predictor != Predictor::AsItFits || !can_draft(of) {
         return decided(of, ask);
     }
@@ -173,7 +174,7 @@ fn chosen(of: Subject, ask: &Ask) -> Result<Plan> {
             let p = at_context(of, ask, asked)?;
             if p.fits() { Ok(p) } else { Err(refused(of, ask, &p)?.into()) }
         }
-        Context::Usual => most(of, ask, model.min(DEFAULT_CONTEXT), balanced),
+        Context::Usual => most(of, ask, model.min(DEFAULT_CONTEXT), |p| balanced(of, ask, p)),
         Context::Most => most(of, ask, model, Plan::fits),
     }
 }
@@ -186,14 +187,26 @@ pub fn max_context(of: Subject, ask: &Ask) -> Result<Option<u32>> {
     Ok(search(of, ask, of.family.spec().context, Plan::fits)?.map(|p| p.context))
 }
 
-/// Whether a plan fits and history leaves most of the room to experts, where they compete for it: every position more
-/// makes every token slower.
-fn balanced(p: &Plan) -> bool {
-    let slots = p.slots.as_ref().map_or(u64::MAX, SlotPlan::bytes);
-    p.fits() && p.layers.is_none() && p.kv_bytes <= slots / 3
+/// Whether a page of positions more than a plan has would fit too, at the cost of experts or layers that would be read
+/// from disk for it.
+///
+/// # Errors
+/// Those of a dry run.
+pub fn has_room_for_more(of: Subject, ask: &Ask, p: &Plan) -> Result<bool> {
+    let predictor = if p.leased_bytes() > 0 { Predictor::Leased } else { ask.predictor };
+    let ask = Ask { draft: p.draft, predictor, snapshots: ask.snapshots.map(|_| 0), ..ask.clone() };
+    let more = p.context.saturating_add(PAGE_POSITIONS).min(of.family.spec().context);
+    Ok(more > p.context && at_context(of, &ask, more)?.fits())
 }
 
-fn most(of: Subject, ask: &Ask, limit: u32, good: fn(&Plan) -> bool) -> Result<Plan> {
+/// Whether a plan fits and history leaves most of the room to experts, where they compete for it: every position more
+/// makes every token slower.
+fn balanced(of: Subject, ask: &Ask, p: &Plan) -> bool {
+    let leaves_room = |s: &SlotPlan| p.kv_bytes <= s.bytes() / 3 || slots::all_there(of, ask.stream, p);
+    p.fits() && p.layers.is_none() && p.slots.as_ref().is_none_or(leaves_room)
+}
+
+fn most(of: Subject, ask: &Ask, limit: u32, good: impl Fn(&Plan) -> bool) -> Result<Plan> {
     let best = search(of, ask, limit, good)?;
     let best = if best.is_some() { best } else { search(of, ask, limit, Plan::fits)? };
     match best {
@@ -207,7 +220,7 @@ fn most(of: Subject, ask: &Ask, limit: u32, good: fn(&Plan) -> bool) -> Result<P
 
 /// The plan with the most pages a sequence that is good. Every page more takes more bytes, so halving the distance between
 /// what fits and what does not ends at the one edge there is.
-fn search(of: Subject, ask: &Ask, limit: u32, good: fn(&Plan) -> bool) -> Result<Option<Plan>> {
+fn search(of: Subject, ask: &Ask, limit: u32, good: impl Fn(&Plan) -> bool) -> Result<Option<Plan>> {
     let at = |pages: u32| at_context(of, ask, pages.saturating_mul(PAGE_POSITIONS).min(limit));
     let all = at(pages_for(limit))?;
     if good(&all) {
@@ -325,7 +338,7 @@ fn at_context(of: Subject, ask: &Ask, context: u32) -> Result<Plan> {
     if ask.segment.is_some() {
         return in_segments(of, ask, &p);
     }
-    let stays = !of.streams || p.fits() && ask.stream.slots.is_none();
+    let stays = !of.streams || p.fits() && !ask.stream.slots.are_wanted();
     if stays {
         // A card reads a slice of a prompt in the time of a few tokens, and wants all of its rows at once.
         if ask.stops_between_layers && p.parallel > 1 && of.on.own.is_none() {
@@ -376,16 +389,18 @@ fn with_predictor(of: Subject, draft: u32, kept: Predictor) -> Vec<WeightShare> 
 /// The same plan with what does not fit left on disk.
 fn streamed(of: Subject, ask: &Ask, p: Plan) -> Result<Plan> {
     let p = rows::by_rows(of, ask, p);
-    if !of.streams || p.fits() && ask.stream.slots.is_none() {
+    if !of.streams || p.fits() && !ask.stream.slots.are_wanted() {
         return Ok(p);
     }
     let streamed = slots::stream(of, ask.stream, &p, |p| allowance(of, ask, p));
     // Slots of very small experts, or of a few, may take more than all of them side by side.
-    let p = streamed.filter(|s| ask.stream.slots.is_some() || s.total_bytes() < p.total_bytes()).unwrap_or(p);
+    let p = streamed.filter(|s| ask.stream.slots.are_wanted() || s.total_bytes() < p.total_bytes()).unwrap_or(p);
     if p.fits() {
         return Ok(p);
     }
-    Ok(slots::stream_layers(of, &p, |p| allowance(of, ask, p)).unwrap_or(p))
+    Ok(slots::stream_layers(of, ask.stream, &p, |p| allowance(of, ask, p))
+        .filter(|s| s.total_bytes() < p.total_bytes())
+        .unwrap_or(p))
 }
 
 /// A plan whose shapes are decided, with its bytes.

@@ -68,6 +68,6 @@ pub(crate) fn stream_layers(
     let files = Files::open(ck, Access::Direct)?;
     let none = |e: std::io::Error| Error::Reader { reader: "none", why: e.to_string() };
     let reader = make.unwrap_or(&reader)(&files).map_err(none)?;
-    let how = LayerOptions { layers, buffer_bytes: plan.buffer_bytes, files, reader, ledger };
+    let how = LayerOptions { layers, buffer_bytes: plan.buffer_bytes, verify: plan.verify, files, reader, ledger };
     Ok(LayerStream::new(how, inner, dev)?)
 }

@@ -3,7 +3,7 @@
 
 use engine::batch::{Batch, Job, Keeping, Sharing, Sink, Told};
 use engine::open::Opened;
-use engine::plan::{StreamAsk, embed_by_rows};
+use engine::plan::{Slots, StreamAsk, embed_by_rows};
 use engine::{Ask, Context, Executor, Model, OpenOptions, Sampling, SeqId, Wanted, argmax};
 use memory::{Class, Component, Residency, Tier};
 use state::Park;
@@ -19,7 +19,7 @@ const UNTIED: [&str; 7] =
 
 const ROWS: StreamAsk = StreamAsk { away: true, ..WHOLE };
 const WHOLE: StreamAsk = StreamAsk {
-    slots: None,
+    slots: Slots::AsFit,
     page_cache: false,
     lookahead: memory::experts::Lookahead::Off,
     away: false,
@@ -113,7 +113,7 @@ fn bits_are_those_of_the_whole_table_in_any_order_and_through_what_passes() {
             assert_eq!(everything(&mut exec).unwrap(), want, "{name}, order {seed}");
         }
         // Beside experts that are read, and in segments.
-        let few = StreamAsk { slots: Some(1), ..ROWS };
+        let few = StreamAsk { slots: Slots::Fewest, ..ROWS };
         for segment in [None, Some(128)] {
             let ask = Ask { stream: few, segment, ..Ask::default() };
             let mut exec = Model::open(dir.path().to_path_buf(), &how(ask), &mut |_| {}).unwrap().exec;
@@ -126,7 +126,7 @@ fn bits_are_those_of_the_whole_table_in_any_order_and_through_what_passes() {
 #[test]
 fn a_head_that_is_the_embedding_keeps_it() {
     let dir = testkit::materialise("qwen3_moe-b").unwrap();
-    let exec = open(dir.path(), StreamAsk { slots: Some(1), ..ROWS }, 0);
+    let exec = open(dir.path(), StreamAsk { slots: Slots::Fewest, ..ROWS }, 0);
     assert!(exec.embed_rows().is_none() && exec.plan().slots.is_some());
     assert!(exec.plan().weights.iter().all(|w| w.residency != Residency::RowRead));
 }

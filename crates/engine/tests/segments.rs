@@ -1,6 +1,6 @@
 //! Prompts layer by layer: the same bits as chunk by chunk, on every family, whatever happens in between.
 
-use engine::plan::StreamAsk;
+use engine::plan::{Slots, StreamAsk};
 use engine::{Ask, Error, Model, OpenOptions, SeqId, Wanted};
 use std::sync::atomic::AtomicBool;
 use testkit::Expected;
@@ -77,7 +77,7 @@ fn experts_from_disk_are_read_once_for_a_segment_and_change_no_bit() {
         let mut chunks = rig(name, ask(None));
         let ids = chunks.expected.ids[..400].to_vec();
         let want = whole(&mut chunks.model, &ids, 130);
-        let stream = StreamAsk { slots: Some(1), ..StreamAsk::default() };
+        let stream = StreamAsk { slots: Slots::Fewest, ..StreamAsk::default() };
         let mut layers = rig(name, Ask { stream, ..ask(Some(192)) });
         assert!(whole(&mut layers.model, &ids, 130) == want, "{name}");
 
@@ -105,7 +105,7 @@ fn experts_from_disk_are_read_once_for_a_segment_and_change_no_bit() {
 fn a_plan_that_streams_goes_layer_by_layer_and_one_that_does_not_need_to_does_not() {
     let resident = rig("qwen3_moe-b", Ask { chunk: 64, ..Ask::default() });
     assert_eq!(resident.model.exec.plan().segment(), 0);
-    let stream = StreamAsk { slots: Some(1), ..StreamAsk::default() };
+    let stream = StreamAsk { slots: Slots::Fewest, ..StreamAsk::default() };
     let streamed = rig("qwen3_moe-b", Ask { chunk: 64, stream, ..Ask::default() });
     let plan = streamed.model.exec.plan();
     assert!(plan.segment() > 64 && plan.segment() <= plan.context.next_multiple_of(64), "{}", plan.segment());

@@ -2,7 +2,7 @@
 //! whatever goes wrong with reading.
 
 use engine::open::Opened;
-use engine::plan::StreamAsk;
+use engine::plan::{Refusal, Slots, StreamAsk};
 use engine::{Ask, Executor, Model, OpenOptions, Wanted};
 use memory::experts::Lookahead;
 use std::path::Path;
@@ -29,7 +29,7 @@ fn how(stream: StreamAsk) -> OpenOptions {
 
 fn few() -> StreamAsk {
     // Fewer than one layer has: the plan takes as few as it can live with.
-    StreamAsk { slots: Some(1), ..StreamAsk::default() }
+    StreamAsk { slots: Slots::Fewest, ..StreamAsk::default() }
 }
 
 fn open(dir: &Path, stream: StreamAsk) -> Executor {
@@ -87,8 +87,13 @@ fn bits_are_those_of_resident_experts_in_any_order_of_arrival() {
         let mut exec = open(dir.path(), StreamAsk { lookahead: Lookahead::On, ..few() });
         assert_eq!(everything(&mut exec).unwrap(), want, "{name}, with guesses");
         assert!(exec.cache().unwrap().guessed[0] > 0);
-        let all =
-            StreamAsk { slots: Some(u32::MAX), page_cache: true, away: true, verify: true, lookahead: Lookahead::On };
+        let all = StreamAsk {
+            slots: Slots::AtMost(u32::MAX),
+            page_cache: true,
+            away: true,
+            verify: true,
+            lookahead: Lookahead::On,
+        };
         let mut exec = open(dir.path(), all);
         assert_eq!(everything(&mut exec).unwrap(), want, "{name}, room for all");
         let before = exec.cache().unwrap();
@@ -265,8 +270,8 @@ fn whole_layers_are_read_where_there_are_no_experts_to_leave_out() {
         let plan = opened.plan(&how).unwrap();
         let layers = plan.layers.clone().unwrap();
         assert!(
-            plan.fits() && layers.layers.len().is_multiple_of(2) && layers.bytes > 2 * layers.buffer_bytes,
-            "{name}"
+            plan.fits() && layers.layers.len() > 2 && layers.bytes > 2 * layers.buffer_bytes,
+            "{name}: {whole:?} {plan:?}"
         );
         let mut exec = Model::load(opened, &how, &mut |_| {}).unwrap().exec;
         assert_eq!(everything(&mut exec).unwrap(), want, "{name}");
@@ -281,4 +286,140 @@ fn whole_layers_are_read_where_there_are_no_experts_to_leave_out() {
         std::fs::write(&path, bytes).unwrap();
         assert_eq!(everything(&mut exec).unwrap(), want, "{name}");
     }
+}
+
+const LAYERS: usize = 7;
+
+/// Beside a plan, so that what a test's process holds refuses nobody.
+const ROOMY: u64 = 256 << 20;
+
+/// A dense model of more layers than the tiny ones have.
+fn many_layers() -> tempfile::TempDir {
+    let mut model = testkit::model("llama-b").unwrap();
+    let (first, mut all): (Vec<_>, Vec<_>) = model.tensors.into_iter().partition(|t| t.name.contains(".layers.0."));
+    all.retain(|t| !t.name.contains(".layers."));
+    for l in 0..LAYERS {
+        let named = |t: &testkit::Tensor| t.name.replace(".layers.0.", &format!(".layers.{l}."));
+        all.extend(first.iter().map(|t| testkit::Tensor { name: named(t), ..t.clone() }));
+    }
+    (model.tensors, model.config["num_hidden_layers"]) = (all, LAYERS.into());
+    let dir = tempfile::tempdir().unwrap();
+    testkit::write_checkpoint(&model, dir.path()).unwrap();
+    dir
+}
+
+/// With a byte less than a plan takes one layer more is read, not two; each once a token; and where not even all of them
+/// would do, the refusal says what they take.
+#[test]
+fn as_few_layers_are_read_as_have_to_be_and_a_refusal_names_the_least() {
+    let dir = many_layers();
+    let want = everything(&mut open(dir.path(), StreamAsk::default())).unwrap();
+    let mut how = OpenOptions { more: ROOMY, ..how(StreamAsk::default()) };
+    let plan = |how: &OpenOptions| Opened::open(dir.path().to_path_buf()).unwrap().plan(how);
+    how.ask.context = engine::Context::Exactly(256);
+    let (mut last, mut counts) = (plan(&how).unwrap(), Vec::new());
+    let whole = last.total_bytes();
+    let e = loop {
+        how.ask.guard = last.total_bytes() - 1;
+        match plan(&how) {
+            Ok(p) => last = p,
+            Err(e) => break e,
+        }
+        let Some(layers) = &last.layers else { continue };
+        counts.push(layers.layers.len());
+        let opened = Opened::open(dir.path().to_path_buf()).unwrap();
+        let mut exec = Model::load(opened, &how, &mut |_| {}).unwrap().exec;
+        assert_eq!(everything(&mut exec).unwrap(), want, "{} layers", layers.layers.len());
+        let before = exec.cache().unwrap();
+        (0..4).for_each(|id| drop(step(&mut exec, id).unwrap()));
+        let after = exec.cache().unwrap().since(&before).missed_bytes;
+        assert_eq!(after, 4 * layers.read_bytes, "{layers:?}");
+    };
+    // The last of them gives up segments of prompts.
+    counts.dedup();
+    assert_eq!(counts, (3..=LAYERS).collect::<Vec<_>>());
+    let engine::Error::Refused(Refusal::TooLarge { parts, .. }) = &e else { panic!("{e}") };
+    assert_eq!(parts.total(), last.total_bytes());
+    assert!(parts.left_out && parts.total() < whole - (1 << 20));
+    assert!(e.to_string().contains("however much is read from disk"), "{e}");
+    how.ask.guard = parts.total().next_multiple_of(1 << 20);
+    assert!(e.to_string().contains(&format!("--memory {}MiB", how.ask.guard >> 20)) && plan(&how).is_ok(), "{e}");
+}
+
+#[test]
+fn layers_that_changed_are_found_where_somebody_asked_for_it() {
+    let dir = many_layers();
+    let mut how = OpenOptions { more: ROOMY, ..how(StreamAsk { verify: true, ..StreamAsk::default() }) };
+    how.ask.context = engine::Context::Exactly(256);
+    let opened = || Opened::open(dir.path().to_path_buf()).unwrap();
+    how.ask.guard = opened().plan(&how).unwrap().total_bytes() - (1 << 20);
+    let plan = opened().plan(&how).unwrap();
+    // The buffers are made twice here.
+    let plan = memory::Plan { guard: plan.guard + ROOMY, ..plan };
+    let mut exec = Model::load_as(opened(), &how, plan, &mut |_| {}).unwrap().exec;
+    assert!(exec.plan().layers.is_some());
+    let wrong = Arc::new(AtomicBool::new(false));
+    let flag = wrong.clone();
+    stream_with(&mut exec, dir.path(), move |f| {
+        let flag = flag.clone();
+        Box::new(Scripted::new(f, 9, Box::new(move |_| flag.load(Ordering::Relaxed).then_some(Fault::Wrong))))
+    });
+    let want = everything(&mut exec).unwrap();
+    wrong.store(true, Ordering::Relaxed);
+    let said = everything(&mut exec).unwrap_err().to_string();
+    assert!(said.contains("layer ") && said.contains("others than when it was read first"), "{said}");
+    wrong.store(false, Ordering::Relaxed);
+    assert_eq!(everything(&mut exec).unwrap(), want);
+}
+
+/// What cannot be done is refused with what can, and the least that is named is really had.
+#[test]
+fn fewer_slots_than_a_token_needs_are_refused_with_the_fewest() {
+    for name in ["qwen3_moe-a", "gemma4_moe-a"] {
+        let dir = testkit::materialise(name).unwrap();
+        let opened = Opened::open(dir.path().to_path_buf()).unwrap();
+        let with = |n| opened.plan(&how(StreamAsk { slots: Slots::AtMost(n), ..StreamAsk::default() }));
+        let e = with(0).unwrap_err();
+        let engine::Error::Refused(Refusal::TooFewSlots { asked: 0, least, top_k }) = e else { panic!("{e}") };
+        assert!(least > 1 && top_k > 0 && e.to_string().contains(&format!("take --slots {least} or more")), "{e}");
+        assert!(with(least - 1).is_err());
+        let p = with(least).unwrap();
+        assert_eq!(p.slots.unwrap().pools.iter().map(|p| p.slots).max(), Some(least), "{name}");
+        assert!(open(dir.path(), few()).plan().slots.as_ref().unwrap().pools.iter().all(|p| p.slots <= least));
+    }
+}
+
+/// History takes nothing from slots that were asked for, so that they are no reason for a shorter context.
+#[test]
+fn slots_that_are_asked_for_do_not_shorten_the_context() {
+    let dir = testkit::materialise("qwen3_moe-a").unwrap();
+    let opened = Opened::open(dir.path().to_path_buf()).unwrap();
+    let mut how = how(few());
+    let all = opened.plan(&how).unwrap();
+    assert_eq!(all.context, opened.family.spec().context);
+    assert!(all.kv_bytes > all.slots.as_ref().unwrap().bytes() / 3, "history is most of it");
+    assert!(!opened.has_room_for_more(&how, &all).unwrap(), "that is all the model has");
+    // Where memory is the reason, it is one.
+    how.ask.guard = all.total_bytes() - all.kv_bytes / 2;
+    let less = opened.plan(&how).unwrap();
+    assert!(less.context < all.context && !opened.has_room_for_more(&how, &less).unwrap());
+}
+
+/// Where experts would have to make room, more would fit.
+#[test]
+fn a_context_that_leaves_experts_their_room_says_that_more_would_fit() {
+    let dir = testkit::materialise("qwen3_moe-a").unwrap();
+    let opened = Opened::open(dir.path().to_path_buf()).unwrap();
+    let mut how = how(StreamAsk::default());
+    let whole = opened.plan(&how).unwrap();
+    let mut seen = 0;
+    for less in 1..20 {
+        how.ask.guard = whole.total_bytes() - less * whole.total_bytes() / 200;
+        let Ok(p) = opened.plan(&how) else { break };
+        let most =
+            opened.plan(&OpenOptions { ask: Ask { context: engine::Context::Most, ..how.ask.clone() }, ..how.clone() });
+        assert_eq!(opened.has_room_for_more(&how, &p).unwrap(), most.unwrap().context > p.context, "{less}");
+        seen += u32::from(p.context < whole.context);
+    }
+    assert!(seen > 0);
 }

@@ -3,7 +3,7 @@
 
 use device::Region;
 use engine::open::Opened;
-use engine::plan::StreamAsk;
+use engine::plan::{Slots, StreamAsk};
 use engine::{Ask, Context, Error, Executor, Model, OpenOptions, SeqId, Wanted, argmax};
 use memory::{Class, Component, Tier};
 use std::path::Path;
@@ -23,7 +23,7 @@ fn away() -> StreamAsk {
 }
 
 fn few() -> StreamAsk {
-    StreamAsk { slots: Some(1), ..away() }
+    StreamAsk { slots: Slots::Fewest, ..away() }
 }
 
 fn ids(exec: &Executor, n: u32) -> Vec<u32> {

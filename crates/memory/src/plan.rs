@@ -153,12 +153,16 @@ impl SlotPlan {
 /// Layers whose matrices are read while others are computed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LayerPlan {
-    /// Which, an even number of them.
+    /// Which, two at least.
     pub layers: Vec<u32>,
-    /// Bytes of their matrices, which every step reads.
+    /// Bytes of their matrices.
     pub bytes: u64,
+    /// Of these, bytes that every step reads: a layer that shares its buffer with no other stays there.
+    pub read_bytes: u64,
     /// Bytes of each of the two buffers.
     pub buffer_bytes: u64,
+    /// Whether what is read again is compared with what it was at first.
+    pub verify: bool,
 }
 
 /// Everything that was decided for serving one model, immutable from then on.

@@ -23,6 +23,9 @@ pub struct Answer {
     pub finish: Option<Finish>,
     /// Prompt ids that were there before.
     pub cached: u32,
+    prompt: u32,
+    /// Prompt ids that were read, or were there before.
+    read: u32,
 }
 
 /// A part of an answer.
@@ -57,8 +60,8 @@ pub struct Step {
 }
 
 impl Answer {
-    /// An answer that has not begun.
-    pub fn new(output: Output, keep_tokens: bool) -> Self {
+    /// An answer that has not begun, to so many ids.
+    pub fn new(output: Output, prompt: u32, keep_tokens: bool) -> Self {
         Self {
             output,
             items: Vec::new(),
@@ -69,7 +72,19 @@ impl Answer {
             reasoning_made: 0,
             finish: None,
             cached: 0,
+            prompt,
+            read: 0,
         }
+    }
+
+    /// It begins, with so many ids of its prompt known.
+    pub fn started(&mut self, cached: u32) {
+        (self.cached, self.read) = (cached, cached);
+    }
+
+    /// So many ids of its prompt were read beside those.
+    pub fn reads(&mut self, done: u32) {
+        self.read = self.cached.saturating_add(done).min(self.prompt);
     }
 
     /// Takes a token or the end. Other events say nothing about the answer.
@@ -78,6 +93,7 @@ impl Answer {
         match event {
             Event::Token(token) => {
                 self.made += 1;
+                self.read = self.prompt;
                 let stopped = self.output.push(token.id, &mut step.pieces);
                 if matches!(step.pieces.last(), Some(Piece::Reasoning(_))) {
                     self.reasoning_made += 1;
@@ -92,7 +108,7 @@ impl Answer {
             }
             Event::PromptToken(token) => self.prompt_tokens.push(token),
             Event::Done(Done { reason, cached, .. }) => {
-                self.cached = cached;
+                (self.cached, self.read) = (cached, self.prompt);
                 self.end(reason, &mut step);
             }
             _ => {}
@@ -187,6 +203,8 @@ impl Joint {
 pub struct Answers {
     /// One for each of `n`.
     pub all: Vec<Answer>,
+    /// Answers to each prompt.
+    pub each: u32,
     /// Ids of the prompt.
     pub prompt_tokens: u32,
     /// When the request was admitted.
@@ -210,6 +228,12 @@ impl Answers {
     /// Ids of reasoning made for all answers.
     pub fn reasoning_made(&self) -> u32 {
         self.all.iter().map(|a| a.reasoning_made).sum()
+    }
+
+    /// Prompt ids that were read, or were there before: of each prompt once, however many answers it has.
+    pub fn read(&self) -> u32 {
+        let of_prompt = |answers: &[Answer]| answers.iter().map(|a| a.read).max().unwrap_or(0);
+        self.all.chunks(self.each.max(1) as usize).map(of_prompt).sum()
     }
 
     /// Prompt ids that were there before.

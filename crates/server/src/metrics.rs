@@ -60,7 +60,7 @@ impl Default for Metrics {
         let r = &mut m.registry;
         r.register("http_requests", "Responses by route and status", m.http.clone());
         r.register("generations", "Generations by how they ended", m.finished.clone());
-        r.register("prompt_tokens", "Prompt tokens of admitted requests", m.prompt.clone());
+        r.register("prompt_tokens", "Prompt tokens that were read, or were known before", m.prompt.clone());
         r.register("cached_prompt_tokens", "Prompt tokens that were not read again", m.cached.clone());
         r.register("generated_tokens", "Tokens made", m.generated.clone());
         r.register("prefill_seconds", "Time spent reading prompts", m.prefill.clone());
@@ -83,14 +83,10 @@ impl Metrics {
         self.http.get_or_create(&Http { route: route.into(), status }).inc();
     }
 
-    /// A request was admitted.
-    pub fn admitted(&self, prompt_tokens: u32) {
-        self.prompt.inc_by(u64::from(prompt_tokens));
-    }
-
     /// A request is over.
     pub fn finished(&self, how: &'static str, a: &Answers, ttft: Option<Duration>) {
         self.finished.get_or_create(&Finish { reason: how }).inc();
+        self.prompt.inc_by(u64::from(a.read()));
         self.cached.inc_by(u64::from(a.cached()));
         self.generated.inc_by(u64::from(a.made()));
         self.prefill.inc_by(a.prefill.as_secs_f64());

@@ -115,7 +115,7 @@ async fn admit(app: &Arc<App>, request: GenerateRequest, conn: Conn) -> Result<R
     for (i, p, constraint) in wanted {
         prompt_tokens += if i == 0 { p.ids.len() as u32 } else { 0 };
         let output = Output::new(&ready.voice, &p, &request.stop, ids::random());
-        all.push(Answer::new(output, request.logprobs.is_some()));
+        all.push(Answer::new(output, p.ids.len() as u32, request.logprobs.is_some()));
         let mut sampling = sampling.clone();
         sampling.seed = sampling.seed.wrapping_add(u64::from(i));
         let job = Job {
@@ -134,6 +134,7 @@ async fn admit(app: &Arc<App>, request: GenerateRequest, conn: Conn) -> Result<R
     }
     let answers = Answers {
         all,
+        each: n,
         prompt_tokens,
         begun: Instant::now(),
         first: None,
@@ -142,7 +143,6 @@ async fn admit(app: &Arc<App>, request: GenerateRequest, conn: Conn) -> Result<R
         passes: Duration::ZERO,
     };
     entry.admitted(answers.prompt_tokens, request.stream);
-    app.metrics.admitted(answers.prompt_tokens);
     let (app, status) = (Arc::clone(app), "waiting".into());
     Ok(Running { app, tickets, answers, status, entry, conn, failed: None, begins, reuse: None })
 }
@@ -180,11 +180,12 @@ impl Running {
         match &event {
             Event::Queued { place } => self.say(format!("queued, place {place}"), "queued"),
             Event::Started(known) => {
-                self.answers.all[choice].cached = known.cached;
+                self.answers.all[choice].started(known.cached);
                 self.say("started".into(), "prefill");
                 self.known(choice, *known);
             }
             Event::Prefill { done, total } => {
+                self.answers.all[choice].reads(*done);
                 self.say(format!("reading the prompt, {done} of {total} tokens"), "prefill")
             }
             Event::Token(_) => {

@@ -12,7 +12,7 @@ use snug::synth::Kind;
 use std::path::PathBuf;
 
 pub use measure::{BenchArgs, DoctorArgs, PerplexityArgs, PlanArgs};
-pub use serve::{LaunchArgs, LogFormat, Reuse, ServeArgs};
+pub use serve::{LaunchArgs, LogFormat, QUEUE, Reuse, SNAPSHOTS, ServeArgs};
 
 const MODEL_HELP: &str = "a .gguf file, a Hugging Face directory, or a name in the store (see `snug list`); \
     without it, the model that is part of the program";
@@ -69,7 +69,8 @@ pub enum Command {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Running")]
 pub struct On {
-    /// Most memory that the process may hold, such as 6GiB [default: what control groups allow and the system can spare]
+    /// Most memory that the process may hold, such as 6GiB (KiB, MiB, GiB, TiB, or K, M, G, T, are powers of 1024; KB, MB,
+    /// GB, TB powers of 1000) [default: what control groups allow and the system can spare]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
     /// Positions of prompt and answer together; `max` is as many as fit
@@ -102,8 +103,8 @@ pub struct On {
     /// [default: where experts are not all in memory, as many as the machine's profile says; else chunk by chunk]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(64..=1 << 20))]
     pub segment: Option<u32>,
-    /// Keep at most N routed experts of a kind in memory and read the others when they are needed, even if all would fit
-    /// [default: as many as fit]
+    /// Keep at most N routed experts of a kind in memory and read the others when they are needed, even if all would fit;
+    /// the fewest possible are two more than a token is routed to [default: as many as fit]
     #[arg(long, value_name = "N")]
     pub slots: Option<u32>,
     /// Read experts through the system's page cache, not past it
@@ -113,7 +114,8 @@ pub struct On {
     /// which tries both by the clock and keeps what is faster
     #[arg(long, value_name = "WHEN", num_args = 0..=1, default_value = "auto", default_missing_value = "on", require_equals = true)]
     pub lookahead: Lookahead,
-    /// Compare every expert that is read again with what it was when it was read first
+    /// Compare every expert, and every layer, that is read again with what it was when it was read first; rows of an
+    /// embedding that stays in its file are not compared
     #[arg(long)]
     pub verify_reads: bool,
     /// Say what reading experts from disk did: hits, bytes a token reads, rate of the disk, share of the time spent waiting
@@ -379,15 +381,7 @@ pub struct QuantizeArgs {
 
 /// `snug synth`.
 #[derive(Debug, Args)]
-#[command(
-    after_help = "Geometries: smollm2-135m, llama-3.2-1b, qwen3.6-35b-a3b. For measuring speed and planning: what such a
-model says means nothing. The same seed gives the same bytes.
-
-Examples:
-  snug synth smollm2-135m small.gguf --type q4_0
-  snug synth qwen3.6-35b-a3b slice.gguf --type q4_k --layers 8
-  snug synth qwen3.6-35b-a3b plan.gguf --sparse"
-)]
+#[command(after_help = synth_help())]
 pub struct SynthArgs {
     /// Which model's sizes
     pub geometry: String,
@@ -417,6 +411,21 @@ pub struct SynthArgs {
     /// Replace OUT if it exists
     #[arg(long)]
     pub force: bool,
+}
+
+fn synth_help() -> String {
+    let geometries: Vec<_> = snug::synth::names().collect();
+    format!(
+        "Geometries: {}.
+
+For measuring speed and planning: what such a model says means nothing. The same seed gives the same bytes.
+
+Examples:
+  snug synth smollm2-135m small.gguf --type q4_0
+  snug synth qwen3.6-35b-a3b slice.gguf --type q4_k --layers 8
+  snug synth qwen3.6-35b-a3b plan.gguf --sparse",
+        geometries.join(", ")
+    )
 }
 
 /// Containers by name.
@@ -464,23 +473,28 @@ fn context(s: &str) -> Result<Context, String> {
     }
 }
 
-/// Bytes as typed: a number, whole or with a fraction, and a unit (KiB, MiB, GiB, TiB, or K, M, G, T for the same).
+/// Bytes as typed: a number, whole or with a fraction, and a unit (KiB, MiB, GiB, TiB, or K, M, G, T for the same; KB, MB,
+/// GB, TB for powers of ten).
 fn size(s: &str) -> Result<u64, String> {
-    let like = || "it must look like 6GiB, 512MiB or a number of bytes".to_string();
+    let like = || "it must look like 6GiB, 512MiB, 6GB (powers of ten) or a number of bytes".to_string();
     let digits = s.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(s.len());
     let (number, unit) = s.split_at(digits);
-    let shift = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        "g" | "gib" => 30,
-        "t" | "tib" => 40,
+    let one: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
         _ => return Err(like()),
     };
     if let Ok(n) = number.parse::<u64>() {
-        return n.checked_mul(1 << shift).filter(|n| *n > 0).ok_or_else(like);
+        return n.checked_mul(one).filter(|n| *n > 0).ok_or_else(like);
     }
-    let n = number.parse::<f64>().map_err(|_| like())? * (1u64 << shift) as f64;
+    let n = number.parse::<f64>().map_err(|_| like())? * one as f64;
     if n >= 1.0 && n < u64::MAX as f64 { Ok(n as u64) } else { Err(like()) }
 }
 
@@ -544,8 +558,21 @@ mod tests {
     fn sizes_are_read_as_people_write_them() {
         assert_eq!(size("6GiB").unwrap(), 6 << 30);
         assert_eq!((size("1.5g").unwrap(), size("512 MiB").unwrap(), size("77").unwrap()), (3 << 29, 512 << 20, 77));
-        for bad in ["", "GiB", "-1", "6GB", "0", "0.0", "1e3", "99999999999T", "1.2.3M", "nan"] {
+        assert_eq!((size("200MB").unwrap(), size("1.5 gb").unwrap()), (200_000_000, 1_500_000_000));
+        assert_eq!((size("3KB").unwrap(), size("2TB").unwrap()), (3_000, 2_000_000_000_000));
+        for bad in ["", "GiB", "GB", "-1", "6PB", "0", "0.0", "1e3", "99999999999T", "1.2.3M", "nan"] {
             assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_help_of_synth_lists_every_geometry() {
+        let mut cli = Cli::command();
+        let help = cli.find_subcommand_mut("synth").unwrap().render_long_help().to_string();
+        let words: Vec<_> = help.split([' ', '\n']).map(|w| w.trim_end_matches([',', '.'])).collect();
+        assert!(snug::synth::names().count() > 5);
+        for name in snug::synth::names() {
+            assert!(words.contains(&name), "{name} in {help}");
         }
     }
 

@@ -7,10 +7,10 @@ use crate::resolve;
 use device::{CpuOptions, Isa};
 use engine::machine::{Budget, MachineProfile, Sight};
 use engine::open::{On, Opened};
-use engine::plan::{DEFAULT_CONTEXT, Predictor, StreamAsk};
+use engine::plan::{DEFAULT_CONTEXT, Predictor, Slots, StreamAsk};
 use engine::{Ask, Context, Model, OpenOptions};
 use memory::experts::Lookahead;
-use memory::{Class, TierUsage};
+use memory::{Class, Plan, TierUsage};
 
 /// Tokens drafted ahead where nobody says otherwise: with four of five right, a fourth would be worth four tenths of a token.
 const DRAFTS: u32 = 3;
@@ -46,15 +46,17 @@ pub fn place(opened: Opened, how: &OpenOptions, verbose: bool) -> anyhow::Result
     if let Some(said) = opened.settle(&mut how).filter(|_| verbose || device::cuda::cards().is_ok()) {
         note(format_args!("device: {said}"));
     }
+    let plan = opened.plan(&how)?;
+    let less = less(&opened, &how, &plan)?;
     let mut bar = Bar::bytes("loading");
-    let mut model = Model::load(opened, &how, &mut |p| bar.at(p.done, p.total))?;
+    let mut model = Model::load_as(opened, &how, plan, &mut |p| bar.at(p.done, p.total))?;
     bar.clear();
-    if let Some(less) = less(how.ask.context, model.exec.plan().context, model.exec.family().spec().context) {
+    if let Some(less) = less {
         note(format_args!("note: {less}"));
     }
     if let Some(l) = &model.exec.plan().layers {
         let (n, all) = (l.layers.len(), model.exec.family().spec().n_layers);
-        let each = bytes(l.bytes);
+        let each = bytes(l.read_bytes);
         note(format_args!(
             "note: {n} of {all} layers do not fit: every token, or piece of a prompt, reads {each} from disk"
         ));
@@ -69,11 +71,18 @@ pub fn place(opened: Opened, how: &OpenOptions, verbose: bool) -> anyhow::Result
     Ok(model)
 }
 
-/// What to say where memory made the context shorter than it would have been.
-pub fn less(asked: Context, context: u32, model: u32) -> Option<String> {
-    let usual = model.min(DEFAULT_CONTEXT);
-    let shorter = asked == Context::Usual && context < usual;
-    shorter.then(|| format!("the context is {context} positions, not {usual}: no more fit in memory (see `snug plan`)"))
+/// What to say where the context is shorter than it would have been, with the reason.
+pub fn less(opened: &Opened, how: &OpenOptions, plan: &Plan) -> anyhow::Result<Option<String>> {
+    let (context, usual) = (plan.context, opened.family.spec().context.min(DEFAULT_CONTEXT));
+    if how.ask.context != Context::Usual || context >= usual {
+        return Ok(None);
+    }
+    let why = match (opened.has_room_for_more(how, plan)?, &plan.slots) {
+        (false, _) => "no more fit in memory",
+        (true, Some(_)) => "more would take room from experts, which --context N or max does",
+        (true, None) => "for more, weights would be read from disk for every token, which --context N or max does",
+    };
+    Ok(Some(format!("the context is {context} positions, not {usual}: {why} (see `snug plan`)")))
 }
 
 /// What memory is used for, and what the process was seen to hold.
@@ -98,7 +107,7 @@ fn ask(on: &args::On, logit_rows: u32) -> Ask {
     let machine = MachineProfile::load().unwrap_or_default().map(Box::new);
     let (parallel, kv, segment, guard) = (on.parallel, on.kv, on.segment, budget(on).bytes);
     let stream = StreamAsk {
-        slots: on.slots,
+        slots: on.slots.map_or(Slots::AsFit, Slots::AtMost),
         page_cache: on.page_cache,
         away: false,
         verify: on.verify_reads,

@@ -2,7 +2,7 @@
 
 mod shared;
 
-use engine::batch::{Batch, Keeping, Sharing};
+use engine::batch::{Batch, Keeping, STAGING_PAGES, Sharing};
 use engine::disk::{self, Where};
 use engine::open::{self, Opened};
 use engine::{Choice, Model, OpenOptions};
@@ -28,25 +28,56 @@ pub struct Share {
     pub stats: bool,
 }
 
-/// Loads a model and puts it behind a queue of that length.
+/// What a server needs room for beside the model.
+#[derive(Copy, Clone, Debug)]
+pub struct Serving {
+    /// Requests that may wait.
+    pub queue: u32,
+    /// Most bytes of kept states.
+    pub snapshots: u64,
+    /// Whether what was read is kept on disk.
+    pub kept: bool,
+}
+
+/// What is asked of a model's plan, for a server.
+pub fn serving(how: OpenOptions, s: Serving) -> OpenOptions {
+    let mut how = OpenOptions { more: beside(s.queue), ..how };
+    how.ask.snapshots = Some(s.snapshots);
+    how.ask.staged = if s.kept { STAGING_PAGES } else { 0 };
+    how.ask.stops_between_layers = true;
+    how
+}
+
+/// What serving holds beyond running: measured as differences between `serve` and `run` (docs/benchmarks.md). The texts
+/// of a request that are longer than its model's context are not in it; they are seen by the watch.
+pub fn beside(queue: u32) -> u64 {
+    /// Its code, its threads, the runtime.
+    const SERVER: u64 = 5 << 20;
+    /// What holds answers to a schema, made when the first one asks for it.
+    const CONSTRAINTS: u64 = 22 << 20;
+    /// Ids of prompts that were tokenised before.
+    const IDS: u64 = 4 << 20;
+    /// A connection with its request and what is kept of its answer.
+    const CONNECTION: u64 = 40 << 10;
+    // One runs, the others wait.
+    SERVER + CONSTRAINTS + IDS + CONNECTION * (u64::from(queue) + 1)
+}
+
+/// Loads a model as it was planned, and puts it behind a queue of that length.
 ///
 /// # Errors
-/// Whatever is wrong with the model, the plan or the machine.
+/// Whatever is wrong with the model or the machine.
 pub fn engine_backend(
     opened: Opened,
-    how: &OpenOptions,
+    (how, plan): (OpenOptions, Plan),
     name: Option<String>,
     dialect: Option<&str>,
     queue: u32,
     share: Share,
     loading: &Loading,
 ) -> anyhow::Result<Ready> {
-    let mut how = how.clone();
-    if let Some(said) = opened.settle(&mut how) {
-        tracing::debug!("device: {said}");
-    }
     let of = share.disk.as_ref().map(|_| disk::of_checkpoint(&opened.ck)).unwrap_or_default();
-    let model = Model::load(opened, &how, &mut |p| loading.progress(p.done, p.total))?;
+    let model = Model::load_as(opened, &how, plan, &mut |p| loading.progress(p.done, p.total))?;
     let Model { exec, tokenizer, template, sampling, name: own } = model;
     let tokenizer = tokenizer.ok_or_else(|| engine::Error::NoTokenizer(own.clone()))?;
     let voice = voice(tokenizer, template, dialect)?;

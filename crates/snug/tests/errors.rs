@@ -48,6 +48,8 @@ fn flags_that_cannot_be_are_named() {
         (&["run", m, "-p", "x", "--device", "cuda:9"], "no "),
         (&["run", m, "-p", "x", "--device", "cpu", "--device-memory", "1GiB"], "--device-memory"),
         (&["plan", m, "--device", "cuda:0", "--threads", "2"], "--threads"),
+        (&["plan", m, "--memory", "6PB"], "6GB (powers of ten)"),
+        (&["plan", m, "--queue", "3"], "--serve"),
     ] {
         let err = snug(args).failed(2);
         assert!(err.contains(said), "{args:?}: {err}");

@@ -147,8 +147,30 @@ fn a_mixture_short_of_memory_has_its_tables_out_of_it() {
     assert!(head == table && turn > 20 << 20 && turn <= head, "{tight}");
     // Segments are as long as where there is room; beside them is their last row.
     assert_eq!(int(&tight["workspace"]), int(&usual["workspace"]) + 2048 * 4);
-    let said = snug(&["plan", &file, "--context", "4096", "--memory", "1500MiB"]).ok();
-    assert!(said.contains("the head, whose room is the workspace's"), "{said}");
+    let said = snug(&["plan", &file, "--context", "4096", "--draft", "0", "--memory", "1500MiB"]).ok();
+    let bytes = |n: u64| format!("{:.2} MiB", n as f64 / f64::from(1 << 20));
+    assert!(said.contains(&format!("the head, {} of it in the workspace's room", bytes(turn))), "{said}");
+    let (leased, predictor) = (int(&tight["weights"]["leased"]), int(&tight["weights"]["predictor"]));
+    assert!(predictor > 0 && leased == head + predictor, "{tight}");
+}
+
+/// What a server holds beside a model is in its plan, and every plan says that it would come on top.
+#[test]
+fn a_plan_can_be_a_servers() {
+    let (alone, served) = (plan(&["--memory", "8GiB"]), plan(&["--memory", "8GiB", "--serve"]));
+    let more = int(&served["server"]);
+    assert!(int(&alone["server"]) == 0 && more > 16 << 20, "{served}");
+    assert!(int(&served["allowance"]) >= int(&alone["allowance"]) + more);
+    assert!(int(&plan(&["--memory", "8GiB", "--serve", "--queue", "0"])["server"]) < more);
+    assert!(int(&served["snapshots"]) > 0 && int(&alone["snapshots"]) == 0, "a server keeps states");
+    let kept = plan(&["--memory", "8GiB", "--serve", "--cache-dir", "/nowhere"]);
+    assert!(int(&kept["workspace"]) > int(&served["workspace"]), "pages wait on their way to a disk");
+    let said = |more: &[&str]| snug(&[&["plan", &default_model(), "--memory", "8GiB"], more].concat()).ok();
+    assert!(said(&[]).contains("see --serve") && said(&["--serve"]).contains("for a server"));
+    // It is the plan that a server makes.
+    let server = common::served::Served::start(&[&default_model(), "--memory", "8GiB"]);
+    let own = server.get("/v1/plan");
+    assert_eq!((&own["total_bytes"], &own["pages"]), (&served["total_bytes"], &served["kv"]["pages"]));
 }
 
 #[test]

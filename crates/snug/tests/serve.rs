@@ -27,6 +27,7 @@ fn a_budget_has_room_for_the_server_itself() {
     let memory = (total + (4 << 20)).to_string();
     let ran = common::snug(&[&["serve", &model, "--port", "0", "--memory", &memory], &how[..]].concat());
     assert!(ran.code == Some(2) && ran.err.contains("what would help"), "{ran:?}");
+    assert!(!ran.err.contains("listening"), "a refused model is not served for a moment: {ran:?}");
     let memory = (total + (64 << 20)).to_string();
     let served = Served::start(&[&[model.as_str(), "--memory", &memory], &how[..]].concat());
     assert_eq!(served.terminate(), Some(0));

@@ -154,3 +154,36 @@ fn a_little_less_memory_than_everything_leaves_the_embedding_in_its_file() {
     assert!((3..=10).contains(&int(&rows["read"])) && int(&rows["asked"]) == 10, "{rows}");
     assert!(verbose.contains("rows of the embedding were read from its file"), "{verbose}");
 }
+
+/// The fewest slots are said where fewer are asked for, by every command, and are had where they are asked for.
+#[test]
+fn fewer_slots_than_can_be_are_refused() {
+    let model = default_model();
+    let few = |command: &'static str, n: &str| snug(&[command, &model, "--slots", n]);
+    for command in ["plan", "serve", "chat"] {
+        let said = few(command, "0").failed(2);
+        assert!(said.contains("--slots 0 is too few") && said.contains("take --slots 6 or more"), "{command}: {said}");
+    }
+    let said = few("plan", "5").failed(2);
+    assert!(said.contains("--slots 5 is too few"), "{said}");
+    let p = snug(&["plan", &model, "--slots", "6", "--json"]).json();
+    assert!(p["slots"]["pools"].as_array().unwrap().iter().all(|p| int(&p["slots"]) == 6), "{p}");
+    assert_eq!(int(&p["context"]), 2048, "slots that were asked for leave history its room");
+    let said = snug(&["plan", &model, "--slots", "6"]).ok();
+    assert!(!said.contains("no more fit"), "{said}");
+}
+
+/// Where history would take room from experts, that is the reason given.
+#[test]
+fn a_context_that_is_short_for_the_sake_of_experts_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("30b.gguf").display().to_string();
+    snug(&["synth", "qwen3-30b-a3b", &file, "--sparse", "--type", "q4_0", "--vocab", "512"]).ok();
+    let plan = |more: &[&str]| snug(&[&["plan", &file, "--memory", "3GiB"], more].concat());
+    let p = plan(&["--json"]).json();
+    let (context, most) = (int(&p["context"]), int(&p["max_context"]));
+    assert!(context < 40_960 && most > context, "{p}");
+    let said = plan(&[]).ok();
+    assert!(said.contains(&format!("the context is {context} positions, not")), "{said}");
+    assert!(said.contains("more would take room from experts") && !said.contains("no more fit"), "{said}");
+}

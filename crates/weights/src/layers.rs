@@ -7,8 +7,9 @@ use crate::bound::{Bound, Data, Role, WId};
 use crate::cached::{CacheStats, SharedStats};
 use crate::error::{Error, Result};
 use crate::experts::{ExpertSource, Group, Routed, Wave};
-use crate::io::{Files, Finished, Job, RangeReader, ReadQueue, Urgency, Wanted};
+use crate::io::{self, Files, Finished, Job, RangeReader, ReadQueue, Urgency, Wanted};
 use crate::record::{MAX_ALIGN, Run, joined, mat};
+use crate::sum::{CHANGED, Sum};
 use checkpoint::ByteRange;
 use device::{Buf, Device, Mat, SharedBytes};
 use memory::{Class, Component, Ledger, Tier};
@@ -85,10 +86,12 @@ impl LayerRuns {
 
 /// What streaming of layers is made of.
 pub struct LayerOptions<'a> {
-    /// The streamed layers, an even number, ascending.
+    /// The streamed layers, two at least, ascending.
     pub layers: Vec<LayerRuns>,
     /// Bytes of each of the two buffers.
     pub buffer_bytes: u64,
+    /// Whether every layer is compared, whenever it is read again, with a sum made when it was read first.
+    pub verify: bool,
     /// The files.
     pub files: Files,
     /// Who reads them.
@@ -104,6 +107,8 @@ struct Room {
     held: Option<usize>,
     /// Runs that did not land yet.
     left: usize,
+    /// Whether nobody used what was read.
+    fresh: bool,
     failed: Option<Error>,
 }
 
@@ -117,6 +122,10 @@ pub struct LayerStream {
     files: Files,
     queue: ReadQueue,
     rooms: [Room; 2],
+    /// The streamed layer that was entered last.
+    last: Option<usize>,
+    /// Sums of layers that were read before, where they are compared.
+    sums: Option<Vec<Option<u64>>>,
     jobs: HashMap<Job, (usize, Run)>,
     next_job: u64,
     stats: SharedStats,
@@ -133,7 +142,7 @@ impl LayerStream {
         inner: Box<dyn ExpertSource + Send>,
         dev: &mut dyn Device,
     ) -> Result<(Self, Vec<(WId, Mat)>)> {
-        let LayerOptions { layers, buffer_bytes, files, reader, ledger } = how;
+        let LayerOptions { layers, buffer_bytes, verify, files, reader, ledger } = how;
         let paid = ledger.reserve_planned(Tier::Host, Class::Weights, "streamed layers", 2 * buffer_bytes)?;
         let buf = dev.alloc(paid)?;
         let memory = dev.share(buf).ok_or(Error::NoSlots)?;
@@ -146,6 +155,7 @@ impl LayerStream {
             mats.extend(placed.ok_or_else(|| Error::NotLoaded(format!("layer {}", l.layer)))?);
             all.push((l, runs));
         }
+        let sums = verify.then(|| vec![None; all.len()]);
         let index = all.iter().enumerate().map(|(i, (l, _))| (l.layer, i)).collect();
         let queue = ReadQueue::new(reader, align);
         let (rooms, jobs, stats) = (<[Room; 2]>::default(), HashMap::new(), SharedStats::default());
@@ -159,6 +169,8 @@ impl LayerStream {
             files,
             queue,
             rooms,
+            last: None,
+            sums,
             jobs,
             next_job,
             stats,
@@ -185,7 +197,7 @@ impl LayerStream {
             self.jobs.insert(job, (room, *run));
         }
         self.missed += l.bytes;
-        self.rooms[room] = Room { held: Some(i), left: runs.len(), failed: None };
+        self.rooms[room] = Room { held: Some(i), left: runs.len(), fresh: true, failed: None };
     }
 
     fn poll(&mut self, wait: bool) -> Result<()> {
@@ -196,12 +208,51 @@ impl LayerStream {
             self.rooms[room].left -= 1;
             if let Err(e) = f.result {
                 let layer = self.rooms[room].held.map_or(0, |i| self.layers[i].0.layer);
-                let (file, off) = (self.files.name(run.from.file.0), run.from.off);
-                let error = Error::ReadLayer { file, off, layer, why: e.to_string() };
+                let error = unread(&self.files, layer, &run, io::why(&e));
                 self.rooms[room].failed.get_or_insert(error);
             }
         }
         polled.map_err(|e| Error::Reader { reader: self.queue.reader(), why: e.to_string() })
+    }
+
+    /// The streamed layer that is needed next.
+    fn after(&self, i: usize) -> usize {
+        (i + 1) % self.layers.len()
+    }
+
+    /// Starts reading a layer whose buffer nobody computes with, unless it is there.
+    fn foresee(&mut self, i: usize) -> Result<()> {
+        if self.rooms[i % 2].held == Some(i) {
+            return Ok(());
+        }
+        self.settle(i % 2)?;
+        self.start(i);
+        self.poll(false)
+    }
+
+    /// A layer that stays in memory is entered. Of an odd number of streamed layers the last has the buffer that the first
+    /// one needs: it is done with now.
+    fn pass_by(&mut self) -> Result<()> {
+        let Some(i) = self.last.take() else { return Ok(()) };
+        let next = self.after(i);
+        if next % 2 == i % 2 { self.foresee(next) } else { Ok(()) }
+    }
+
+    /// Compares a layer that has landed with what it was when it was read first, where that is wanted.
+    fn verify(&mut self, i: usize) -> Result<Option<Error>> {
+        let Some(sums) = &mut self.sums else { return Ok(None) };
+        let (l, runs) = &self.layers[i];
+        let (align, base) = (self.files.align(), i as u64 % 2 * self.buffer_bytes);
+        let mut sum = Sum::default();
+        for run in runs {
+            let at = base + run.at + run.from.off % align;
+            let address = self.memory.address(at, run.from.len).ok_or(device::Error::BadBuf)?;
+            // SAFETY: the run's bytes inside its buffer, which nobody writes: all reads of the layer have landed.
+            sum.add(unsafe { std::slice::from_raw_parts(address, run.from.len as usize) });
+        }
+        let changed = *sums[i].get_or_insert(sum.get()) != sum.get();
+        let error = |run: &Run| unread(&self.files, l.layer, run, CHANGED.into());
+        Ok(runs.first().filter(|_| changed).map(error))
     }
 
     /// Waits until nothing is under way into a buffer.
@@ -213,27 +264,35 @@ impl LayerStream {
     }
 }
 
+/// Why a layer is not there.
+fn unread(files: &Files, layer: u32, run: &Run, why: String) -> Error {
+    Error::ReadLayer { file: files.name(run.from.file.0), off: run.from.off, layer, why }
+}
+
 impl ExpertSource for LayerStream {
     fn enter(&mut self, dev: &mut dyn Device, layer: u32) -> Result<()> {
         self.inner.enter(dev, layer)?;
         // What landed makes room for what is asked for next.
         self.poll(false)?;
-        let Some(&i) = self.index.get(&layer) else { return Ok(()) };
+        let Some(&i) = self.index.get(&layer) else { return self.pass_by() };
         let room = i % 2;
         if self.rooms[room].held != Some(i) {
             self.settle(room)?;
             self.start(i);
         }
         self.settle(room)?;
+        if self.rooms[room].fresh && self.rooms[room].failed.is_none() {
+            self.rooms[room].failed = self.verify(i)?;
+        }
+        self.rooms[room].fresh = false;
         if let Some(e) = self.rooms[room].failed.take() {
             self.rooms[room].held = None;
             return Err(e);
         }
-        let next = (i + 1) % self.layers.len();
-        if next % 2 != room && self.rooms[next % 2].held != Some(next) {
-            self.settle(next % 2)?;
-            self.start(next);
-            self.poll(false)?;
+        self.last = Some(i);
+        let next = self.after(i);
+        if next % 2 != room {
+            self.foresee(next)?;
         }
         self.stats.set(CacheStats { read: self.queue.stats(), missed_bytes: self.missed, ..CacheStats::default() });
         Ok(())

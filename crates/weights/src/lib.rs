@@ -20,6 +20,7 @@ mod placed;
 pub mod record;
 mod rows;
 mod scripted;
+mod sum;
 mod tap;
 mod window;
 

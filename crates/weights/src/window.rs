@@ -6,7 +6,7 @@
 
 use crate::bound::{Bound, Data, Role};
 use crate::error::{Error, Result};
-use crate::io::{Access, Files, Finished, Job, RangeReader, ReadQueue, ReadStats, Urgency, Wanted};
+use crate::io::{self, Access, Files, Finished, Job, RangeReader, ReadQueue, ReadStats, Urgency, Wanted};
 use crate::record::{MAX_ALIGN, mat};
 use checkpoint::{ByteRange, Checkpoint, PLANES};
 use device::{Act, Buf, Device, Mat, SharedBytes, View};
@@ -247,7 +247,7 @@ impl Window {
         let p = self.planes.iter().find(|p| p.number == plane);
         let (file, off) = p.map_or((0, 0), |p| (p.from.file.0, p.from.off + u64::from(row) * p.row));
         let (table, file) = (self.table.name.clone(), self.files.name(file));
-        Error::ReadRow { file, off, table, row, why: why.to_string() }
+        Error::ReadRow { file, off, table, row, why: io::why(why) }
     }
 }
 

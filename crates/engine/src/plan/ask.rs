@@ -112,6 +112,8 @@ pub struct Parts {
     pub workspace: u64,
     /// H.
     pub allowance: u64,
+    /// Whether that is with experts or layers left on disk, as many as can be.
+    pub left_out: bool,
 }
 
 impl Parts {
@@ -123,6 +125,7 @@ impl Parts {
             states: p.state_bytes.saturating_add(if p.tier == Tier::Host { p.snapshots() } else { 0 }),
             workspace: p.workspace_bytes(),
             allowance: p.allowance,
+            left_out: p.slots.is_some() || p.layers.is_some(),
         }
     }
     /// All of them.
@@ -157,6 +160,19 @@ pub enum Refusal {
         /// Width of its heads.
         d: u32,
     },
+    /// Fewer slots than a token needs.
+    #[error(
+        "--slots {asked} is too few: a token needs its {top_k} experts of a layer at once, and others are read beside \
+         them; take --slots {least} or more, or leave --slots out"
+    )]
+    TooFewSlots {
+        /// Asked.
+        asked: u32,
+        /// The fewest possible.
+        least: u32,
+        /// Experts that a token is routed to.
+        top_k: u32,
+    },
     /// It does not fit.
     #[error("{}", too_large(.tier, .context, .parts, .guard, .smaller, .formats, .parallel))]
     TooLarge {
@@ -164,7 +180,7 @@ pub enum Refusal {
         tier: Tier,
         /// Positions that do not fit; the fewest possible where none were asked for.
         context: u32,
-        /// What they need.
+        /// What they need at least.
         parts: Parts,
         /// Bytes there are.
         guard: u64,
@@ -199,10 +215,11 @@ fn too_large(
     parallel: &Option<u32>,
 ) -> String {
     let mut said = format!(
-        "{context} positions need {} of {} and {} may be used (weights {}, history {}, states {}, workspace {}, \
+        "{context} positions need {} of {}{} and {} may be used (weights {}, history {}, states {}, workspace {}, \
          {} {}); what would help: ",
         mib(p.total()),
         if *tier == Tier::Host { "memory".into() } else { tier.to_string() },
+        if p.left_out { ", however much is read from disk for every token," } else { "" },
         mib_below(*guard),
         mib(p.weights),
         mib(p.history),

@@ -38,7 +38,7 @@ pub struct Streamed {
 
 impl Streamed {
     fn of(p: &Plan, top_k: u32, rate: Option<f64>) -> Option<Self> {
-        let layers = p.layers.as_ref().map_or(0, |l| l.bytes);
+        let layers = p.layers.as_ref().map_or(0, |l| l.read_bytes);
         if p.slots.is_none() && layers == 0 {
             return None;
         }

@@ -127,11 +127,12 @@ fn what_there_is_to_see() {
     assert_eq!(rig.post("/detokenize", &json!({"tokens": ids["tokens"]})).ok()["content"], "h<|im_end|>");
     assert_eq!(rig.post("/tokenize", &json!({"content": "h<|im_end|>", "parse_special": false})).ok()["count"], 11);
     assert_eq!(rig.post("/detokenize", &json!({"tokens": [1e6]})).status, 400);
-    rig.chat(json!({})).ok();
+    let read = rig.chat(json!({"n": 2})).ok()["usage"]["prompt_tokens"].clone();
     let metrics = rig.get("/metrics");
     for line in [
+        format!("snug_prompt_tokens_total {read}\n").as_str(),
         "snug_generations_total{reason=\"stop\"} 1",
-        "snug_generated_tokens_total 1",
+        "snug_generated_tokens_total 2",
         "route=\"/v1/chat/completions\",status=\"200\"",
     ] {
         assert!(metrics.text().contains(line), "{}", metrics.text());

@@ -168,6 +168,33 @@ fn progress_is_told_in_comments() {
     }
 }
 
+/// A prompt counts as far as it was read: not where its request was cancelled while it waited.
+#[test]
+fn prompts_are_counted_as_far_as_they_were_read() {
+    let script = json!({"prefill": {"chunk": 16, "ms": [0, 60_000]}, "answers": [{"steps": ["x"]}]});
+    let rig = rig(script, Duration::from_millis(50));
+    let counted = || {
+        let metrics = rig.get("/metrics");
+        let text = metrics.text();
+        let line = text.lines().find_map(|l| l.strip_prefix("snug_prompt_tokens_total ")).map(str::to_owned);
+        line.unwrap_or_else(|| panic!("{text}")).parse::<u64>().unwrap()
+    };
+    let mut running = BufReader::new(rig.open("POST", APIS[0], &[], &body(true)));
+    let mut line = String::new();
+    while !line.contains("reading the prompt, 16 of") {
+        line.clear();
+        assert!(running.read_line(&mut line).unwrap() > 0);
+    }
+    let waiting = rig.open("POST", APIS[0], &[], &body(true));
+    until("another waits", || rig.backend.load().waiting == 1);
+    assert_eq!(counted(), 0, "what runs is counted when it ends");
+    drop(waiting);
+    until("it is gone", || rig.backend.load().waiting == 0);
+    drop(running);
+    until("both are over", || rig.get("/metrics").text().contains("reason=\"cancelled\"} 2"));
+    assert_eq!(counted(), 16);
+}
+
 #[test]
 fn a_server_that_stops_lets_requests_end_and_takes_no_new_ones() {
     let script = json!({"answers": [{"steps": ["a", {"ms": 300}, "b"]}]});

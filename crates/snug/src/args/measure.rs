@@ -81,10 +81,12 @@ pub struct BenchArgs {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Counts bytes with a dry run of the model; no weight is read. How long things will take is forecast from what
-`snug doctor` measured.
+`snug doctor` measured. In JSON, \"leased\" is what is not in memory all the time: \"predictor\", which no total counts,
+and \"head\", of which \"head_in_turn\" lies where prompts have their workspace; the rest of the head is in the total.
 
 Examples:
   snug plan smollm2
+  snug plan smollm2 --serve --parallel 4
   snug plan model.gguf --memory 6GiB --context max
   snug plan model.gguf --context 32768 --parallel 4 --json"
 )]
@@ -95,8 +97,18 @@ pub struct PlanArgs {
     #[arg(long)]
     pub json: bool,
     /// Count so many MiB of kept states too, as `snug serve` keeps them for models whose layers have some
-    #[arg(long, value_name = "MIB", default_value_t = 0)]
-    pub snapshots: u32,
+    /// [default: none, with --serve 512]
+    #[arg(long, value_name = "MIB")]
+    pub snapshots: Option<u32>,
+    /// Count what `snug serve` holds beside a model: connections, requests that wait, what answers to a schema need
+    #[arg(long)]
+    pub serve: bool,
+    /// Requests that may wait there
+    #[arg(long, value_name = "N", default_value_t = super::QUEUE, requires = "serve", value_parser = clap::value_parser!(u32).range(0..=65536))]
+    pub queue: u32,
+    /// Count what waits there on its way to this directory; nothing is written
+    #[arg(long, value_name = "DIR", requires = "serve")]
+    pub cache_dir: Option<PathBuf>,
     #[command(flatten)]
     pub ahead: Ahead,
     #[command(flatten)]

@@ -4,6 +4,11 @@ use super::{Ahead, MODEL_HELP, On};
 use clap::{Args, ValueEnum};
 use snug::launch::Agent;
 
+/// Requests that may wait where nobody says otherwise.
+pub const QUEUE: u32 = 64;
+/// Most MiB of kept states where nobody says otherwise.
+pub const SNAPSHOTS: u32 = 512;
+
 /// `snug launch`.
 #[derive(Debug, Args)]
 #[command(
@@ -73,7 +78,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NAME")]
     pub dialect: Option<String>,
     /// Requests that may wait
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=65536))]
+    #[arg(long, value_name = "N", default_value_t = QUEUE, value_parser = clap::value_parser!(u32).range(0..=65536))]
     pub queue: u32,
     /// Most time between two tokens of an answer while another prompt is read, in times of what it takes alone
     #[arg(long, value_name = "TIMES", default_value_t = 2.0)]
@@ -83,7 +88,7 @@ pub struct ServeArgs {
     #[arg(long, value_enum, default_value_t = Reuse::Usual)]
     pub reuse: Reuse,
     /// Most MiB of kept states, for models whose layers have some; fewer where memory is short
-    #[arg(long, value_name = "MIB", default_value_t = 512)]
+    #[arg(long, value_name = "MIB", default_value_t = SNAPSHOTS)]
     pub snapshots: u32,
     /// Keep what was read in this directory, so that a server that is started again goes on where this one ended; it holds
     /// prompts and answers, and nothing else should be in it

@@ -1,10 +1,11 @@
 //! `snug plan`: what fits and how long it will take, before anything is loaded.
 
-use crate::args::PlanArgs;
+use crate::args::{PlanArgs, QUEUE, SNAPSHOTS};
 use crate::fault::Ended;
 use crate::load::{answering, budget, less};
 use crate::output::{self, bytes, line};
 use crate::resolve;
+use crate::serve::{Serving, beside, serving};
 use engine::machine::{Budget, MachineProfile, Source};
 use engine::open::{Opened, name};
 use engine::plan::{Forecast, forecast, max_context, plan};
@@ -24,6 +25,8 @@ struct Facts {
     machine: Option<MachineProfile>,
     forecast: Option<Forecast>,
     shorter: Option<String>,
+    /// Of the allowance, what is a server's.
+    server: u64,
     /// What computes.
     device: String,
     /// Why, where that was left open.
@@ -33,8 +36,11 @@ struct Facts {
 /// Plans and prints.
 pub fn run(a: &PlanArgs) -> anyhow::Result<Ended> {
     let opened = Opened::open(resolve::source(a.model.as_deref())?)?;
-    let mut how = answering(&a.on, a.ahead)?;
-    how.ask.snapshots = (a.snapshots > 0).then_some(u64::from(a.snapshots) << 20);
+    let how = answering(&a.on, a.ahead)?;
+    let snapshots = u64::from(a.snapshots.unwrap_or(if a.serve { SNAPSHOTS } else { 0 })) << 20;
+    let mut how =
+        if a.serve { serving(how, Serving { queue: a.queue, snapshots, kept: a.cache_dir.is_some() }) } else { how };
+    how.ask.snapshots = (a.serve || snapshots > 0).then_some(snapshots);
     // A plan may be made for another machine: what was asked for counts, and what is here is told.
     let here = budget(&a.on);
     let budget = match a.on.memory {
@@ -44,7 +50,8 @@ pub fn run(a: &PlanArgs) -> anyhow::Result<Ended> {
     how.ask.guard = budget.bytes;
     let settled = opened.settle(&mut how);
     let on = how.on.backend()?;
-    let of = opened.subject(&on);
+    let mut of = opened.subject(&on);
+    of.beyond.more = how.more;
     let plan = plan(of, &how.ask)?;
     let machine = MachineProfile::load()?;
     let spec = opened.family.spec();
@@ -53,7 +60,8 @@ pub fn run(a: &PlanArgs) -> anyhow::Result<Ended> {
         arch: spec.arch.clone(),
         model_context: spec.context,
         max_context: max_context(of, &how.ask)?.unwrap_or(plan.context),
-        shorter: less(how.ask.context, plan.context, spec.context),
+        shorter: less(&opened, &how, &plan)?,
+        server: how.more,
         // What `snug doctor` measures is the processor's.
         forecast: machine.as_ref().filter(|_| plan.host.is_none()).map(|m| forecast(of, &plan, m)),
         short: (here.bytes < budget.bytes).then_some(here),
@@ -110,7 +118,8 @@ fn as_json(f: &Facts) -> Json {
             "cached": share(p, Residency::Cached),
             "streamed": streamed,
             "row_read": share(p, Residency::RowRead),
-            // Of what is leased, the head; and of that, what workspace of prompts takes in its place.
+            // What is leased is one of these two; of the head, what lies where prompts have their workspace.
+            "predictor": share(p, Residency::Leased) - p.head_bytes(),
             "head": p.head_bytes(),
             "head_in_turn": p.head_bytes() - p.head_beyond(),
         },
@@ -135,6 +144,8 @@ fn as_json(f: &Facts) -> Json {
         "snapshots": p.snapshots(),
         "workspace": p.workspace_bytes(),
         "allowance": p.allowance,
+        // Of the process's allowance, wherever it lies.
+        "server": f.server,
         "total_bytes": p.total_bytes(),
         "guard_bytes": p.guard,
         "guard_from": guard_from(f),
@@ -169,12 +180,14 @@ fn print(f: &Facts) -> anyhow::Result<()> {
         line(why)?;
     }
     line("")?;
-    let of = |r| bytes(share(p, r));
+    let streamed = p.layers.as_ref().map_or(0, |l| l.bytes);
+    let resident = bytes(share(p, Residency::Resident) - streamed);
     let experts = if p.slots.is_some() { "routed experts in the file" } else { "routed experts" };
-    let kinds = format!("resident {}, {experts} {}", of(Residency::Resident), of(Residency::Cached));
+    let kinds = format!("resident {resident}, {experts} {}", bytes(share(p, Residency::Cached)));
     field("weights", p.resident_bytes() + p.head_beyond(), kinds)?;
     if let Some(l) = &p.layers {
-        let what = format!("of {} layers, in turn in two buffers of {}", l.layers.len(), bytes(l.buffer_bytes));
+        let each = bytes(l.buffer_bytes);
+        let what = format!("of {} layers, read for every token, in turn in two buffers of {each}", l.layers.len());
         field("", l.bytes, what)?;
     }
     if let Some(s) = &p.slots {
@@ -183,8 +196,10 @@ fn print(f: &Facts) -> anyhow::Result<()> {
         field("", s.bytes(), what)?;
     }
     if p.head_bytes() > 0 {
-        let what = "the head, whose room is the workspace's while prompts are read in segments";
-        field("", p.head_bytes(), what.into())?;
+        let in_turn = bytes(p.head_bytes() - p.head_beyond());
+        let what =
+            format!("the head, {in_turn} of it in the workspace's room: away while prompts are read in segments");
+        field("", p.head_bytes(), what)?;
     }
     let predictor = share(p, Residency::Leased) - p.head_bytes();
     if predictor > 0 {
@@ -205,16 +220,20 @@ fn print(f: &Facts) -> anyhow::Result<()> {
         field("", p.snapshots(), "for states kept of what was read".into())?;
     }
     field("workspace", p.workspace_bytes(), format!("of a step of {} rows", p.chunk))?;
-    let itself = "the process itself: program, threads, tokenizer";
+    let server = match f.server {
+        0 => format!("; `snug serve` takes {} more, see --serve", bytes(beside(QUEUE))),
+        n => format!(", and {} for a server", bytes(n)),
+    };
+    let itself = &format!("the process itself: program, threads, tokenizer{server}");
     let allowed = if p.host.is_some() { "the driver: code of kernels, recorded steps" } else { itself };
-    field("allowance", p.allowance, allowed.into())?;
+    field("allowance", p.allowance, allowed.to_string())?;
     field("total", p.total_bytes(), String::new())?;
     field("limit", p.guard, guard_from(f))?;
     field("left", left(p), String::new())?;
     if let Some(h) = p.host {
         line(format_args!("\nall of that in {} ({}); in the host's:", p.tier, f.device))?;
         field("staging", h.staging, "what files are read into".into())?;
-        field("allowance", h.allowance, itself.into())?;
+        field("allowance", h.allowance, itself.to_string())?;
         field("limit", h.guard, f.budget.from.to_string())?;
     }
     if let Some(why) = &f.settled {

@@ -2,15 +2,16 @@
 
 use crate::args::{Reuse, ServeArgs};
 use crate::fault::{Ended, INTERRUPTED, usage};
-use crate::load::answering;
+use crate::load::{answering, less};
 use crate::output::note;
 use crate::resolve;
-use crate::serve::{Share, engine_backend, script_backend};
+use crate::serve::{Serving, Share, engine_backend, script_backend, serving};
 use anyhow::{Context, anyhow};
 use engine::OpenOptions;
-use engine::batch::{Keeping, Park, STAGING_PAGES};
+use engine::batch::{Keeping, Park};
 use engine::disk::Where;
 use engine::open::Opened;
+use memory::Plan;
 use server::{Config, Loading, Server};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use tokio::sync::oneshot;
 
 /// Where tokens come from.
 enum Source {
-    Engine(OpenOptions),
+    Engine(Box<(OpenOptions, Plan)>),
     Script(Vec<u8>),
 }
 
@@ -27,8 +28,9 @@ enum Source {
 pub fn run(a: &ServeArgs, verbose: bool) -> anyhow::Result<Ended> {
     logs(a, verbose);
     let opened = Opened::open(resolve::source(a.model.as_deref())?)?;
-    let source = source(a)?;
     let config = config(a)?;
+    // A model that is refused is not served for a moment: nobody listens before it is accepted.
+    let source = source(a, &opened)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(16)
@@ -47,6 +49,7 @@ async fn serve(a: &ServeArgs, config: Config, opened: Opened, source: Source) ->
     let loading = Loading::default();
     let server = Server::bind(config, loading.clone()).await.map_err(listen_fault)?;
     note(format_args!("listening on http://{}", server.address()));
+    note("loading the model; requests wait for it");
     let (loaded, outcome) = oneshot::channel();
     let name = a.name.clone().or_else(|| resolve::asked_for(a.model.as_deref()?));
     let (dialect, queue) = (a.dialect.clone(), a.queue);
@@ -54,7 +57,7 @@ async fn serve(a: &ServeArgs, config: Config, opened: Opened, source: Source) ->
         .name("load".into())
         .spawn(move || {
             let made = match source {
-                Source::Engine(how) => engine_backend(opened, &how, name, dialect.as_deref(), queue, share, &loading),
+                Source::Engine(how) => engine_backend(opened, *how, name, dialect.as_deref(), queue, share, &loading),
                 Source::Script(text) => script_backend(&opened, &text, name, dialect.as_deref(), queue),
             };
             let made = made.map(|ready| {
@@ -104,13 +107,18 @@ fn listen_fault(e: server::Error) -> anyhow::Error {
     }
 }
 
-fn source(a: &ServeArgs) -> anyhow::Result<Source> {
+fn source(a: &ServeArgs, opened: &Opened) -> anyhow::Result<Source> {
     let Some(backend) = a.backend.as_deref() else {
-        let mut how = OpenOptions { more: beside(a.queue), ..answering(&a.on, a.ahead)? };
-        how.ask.snapshots = Some(snapshots(a));
-        how.ask.staged = a.cache_dir.as_ref().map_or(0, |_| STAGING_PAGES);
-        how.ask.stops_between_layers = true;
-        return Ok(Source::Engine(how));
+        let kept = a.cache_dir.is_some();
+        let mut how = serving(answering(&a.on, a.ahead)?, Serving { queue: a.queue, snapshots: snapshots(a), kept });
+        if let Some(said) = opened.settle(&mut how) {
+            tracing::debug!("device: {said}");
+        }
+        let plan = opened.plan(&how)?;
+        if let Some(less) = less(opened, &how, &plan)? {
+            note(format_args!("note: {less}"));
+        }
+        return Ok(Source::Engine(Box::new((how, plan))));
     };
     let Some(file) = backend.strip_prefix("script:") else {
         return usage(format!("--backend is {backend:?}; known is script:FILE"));
@@ -135,21 +143,6 @@ fn share(a: &ServeArgs) -> anyhow::Result<Share> {
 /// Most bytes of kept states.
 fn snapshots(a: &ServeArgs) -> u64 {
     if a.reuse == Reuse::Off { 0 } else { u64::from(a.snapshots) << 20 }
-}
-
-/// What serving holds beyond running: measured as differences between `serve` and `run` (docs/benchmarks.md). The texts
-/// of a request that are longer than its model's context are not in it; they are seen by the watch.
-fn beside(queue: u32) -> u64 {
-    /// Its code, its threads, the runtime.
-    const SERVER: u64 = 5 << 20;
-    /// What holds answers to a schema, made when the first one asks for it.
-    const CONSTRAINTS: u64 = 22 << 20;
-    /// Ids of prompts that were tokenised before.
-    const IDS: u64 = 4 << 20;
-    /// A connection with its request and what is kept of its answer.
-    const CONNECTION: u64 = 40 << 10;
-    // One runs, the others wait.
-    SERVER + CONSTRAINTS + IDS + CONNECTION * (u64::from(queue) + 1)
 }
 
 fn config(a: &ServeArgs) -> anyhow::Result<Config> {

@@ -28,11 +28,18 @@ impl Served {
         Self { child, address: address.unwrap() }
     }
 
+    pub fn get(&self, path: &str) -> Value {
+        Self::whole(&self.send("GET", path, ""))
+    }
+
     pub fn post(&self, path: &str, body: &Value) -> String {
-        let body = body.to_string();
+        self.send("POST", path, &body.to_string())
+    }
+
+    fn send(&self, method: &str, path: &str, body: &str) -> String {
         let mut s = TcpStream::connect(&self.address).unwrap();
         let head = format!(
-            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
         s.write_all(head.as_bytes()).unwrap();
@@ -43,7 +50,10 @@ impl Served {
     }
 
     pub fn json(&self, path: &str, body: &Value) -> Value {
-        let all = self.post(path, body);
+        Self::whole(&self.post(path, body))
+    }
+
+    fn whole(all: &str) -> Value {
         let (head, body) = all.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 200"), "{all}");
         serde_json::from_str(body).unwrap_or_else(|e| panic!("{e}: {all}"))

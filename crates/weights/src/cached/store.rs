@@ -3,8 +3,9 @@
 use super::stats::{CacheStats, SharedStats};
 use crate::error::{Error, Result};
 use crate::experts::LayerExperts;
-use crate::io::{Files, Finished, Job, RangeReader, ReadQueue, Urgency, Wanted};
+use crate::io::{self, Files, Finished, Job, RangeReader, ReadQueue, Urgency, Wanted};
 use crate::record::{LayerRecords, Record};
+use crate::sum::{CHANGED, Sum};
 use checkpoint::{Checkpoint, PLANES};
 use device::{BEGINS_ROW, Buf, Device, ExpertBias, ExpertMats, Glu, Layout, MatSet, SharedBytes, arranged};
 use memory::experts::{Ahead, ExpertId, Guessed, Lookahead, Policy, PoolSize, Scope, SlotState};
@@ -295,12 +296,7 @@ impl Store {
     fn why(&self, id: ExpertId, run: usize, e: &std::io::Error) -> Error {
         let from = self.layers.get(&id.layer).map(|l| l.records[id.expert as usize].runs[run].from);
         let (file, off) = from.map_or((0, 0), |r| (r.file.0, r.off));
-        let why = if e.kind() == std::io::ErrorKind::UnexpectedEof {
-            "the file ends before it; it became shorter since it was opened".to_string()
-        } else {
-            e.to_string()
-        };
-        Error::Read { file: self.files.name(file), off, layer: id.layer, expert: id.expert, why }
+        Error::Read { file: self.files.name(file), off, layer: id.layer, expert: id.expert, why: io::why(e) }
     }
 
     /// Compares a record with what it was when it was read first.
@@ -310,25 +306,20 @@ impl Store {
         let r = &l.records[of.id.expert as usize];
         let base = u64::from(of.slot.0) * pool.slot_bytes;
         let align = self.files.align();
-        let mut sum = SUM_START;
+        let mut sum = Sum::default();
         for run in &r.runs {
             let at = base + run.at + run.from.off % align;
             let address = pool.memory.address(at, run.from.len).ok_or(device::Error::BadBuf)?;
             // SAFETY: the run's bytes inside its slot, which nobody writes: all reads of the record have landed.
-            sum = add_sum(sum, unsafe { std::slice::from_raw_parts(address, run.from.len as usize) });
+            sum.add(unsafe { std::slice::from_raw_parts(address, run.from.len as usize) });
         }
         let (first, from) = (&mut l.sums[of.id.expert as usize], r.runs.first().map(|r| r.from));
-        match *first {
-            None => *first = Some(sum),
-            Some(before) if before == sum => {}
-            Some(_) => {
-                let (file, off) = from.map_or((0, 0), |r| (r.file.0, r.off));
-                let why = "its bytes are others than when it was read first: the file was changed, or the disk errs";
-                let ExpertId { layer, expert } = of.id;
-                return Ok(Some(Error::Read { file: self.files.name(file), off, layer, expert, why: why.into() }));
-            }
+        if *first.get_or_insert(sum.get()) == sum.get() {
+            return Ok(None);
         }
-        Ok(None)
+        let (file, off) = from.map_or((0, 0), |r| (r.file.0, r.off));
+        let ExpertId { layer, expert } = of.id;
+        Ok(Some(Error::Read { file: self.files.name(file), off, layer, expert, why: CHANGED.into() }))
     }
 
     /// Reads what was hinted at, as far as there is room that nobody needs. An earlier guess is given up.
@@ -365,16 +356,6 @@ impl Store {
         self.counts.guessed[0] += ids.len() as u64;
         self.counts.guessed[1] += ids.iter().filter(|id| guess.contains(id)).count() as u64;
     }
-}
-
-const SUM_START: u64 = 0xCBF2_9CE4_8422_2325;
-
-/// FNV-1a over words of eight bytes (not cryptographic).
-fn add_sum(sum: u64, bytes: &[u8]) -> u64 {
-    let word = |h: u64, w: u64| (h ^ w).wrapping_mul(0x0000_0100_0000_01B3);
-    let (words, rest) = bytes.as_chunks::<8>();
-    let sum = words.iter().fold(sum, |h, w| word(h, u64::from_le_bytes(*w)));
-    rest.iter().fold(sum, |h, b| word(h, (*b).into()))
 }
 
 /// The tables of a layer, and its matrices over the slots of its pool.

@@ -77,5 +77,15 @@ pub fn reader(files: &Files) -> io::Result<Box<dyn RangeReader>> {
     Ok(Box::new(Pool::new(files, Pool::THREADS)?))
 }
 
+/// What is said of a read that failed: of a file that ends early, what to do.
+pub(crate) fn why(e: &io::Error) -> String {
+    match e.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            "the file ends before it: it became shorter since it was opened; put it back whole and ask again".into()
+        }
+        _ => e.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests;
