@@ -54,8 +54,12 @@ impl State {
                 0 => span.pages.get(i as usize).copied().unwrap_or_default() as u64,
                 ring => span.seq_slot as u64 * ring as u64 + (i % ring) as u64,
             };
-            for (i, at) in by_page(&at).filter(|(i, _)| part.keeps(*i, &st, at.end)) {
-                page(dev, &st, page_of(i), &at, Key::new(seed, layer).and(part as u64))?;
+            let pages: Vec<_> = by_page(&at).filter(|(i, _)| part.keeps(*i, &st, at.end)).collect();
+            let key = Key::new(seed, layer).and(part as u64);
+            for some in pages.chunks(drawers()) {
+                for ((i, at), drawn) in some.iter().zip(drawn(&st, some, key)) {
+                    page(dev, &st, page_of(*i), at.start % PAGE_POSITIONS, &drawn)?;
+                }
             }
         }
         for (layer, st) in self.layers.states() {
@@ -98,20 +102,54 @@ fn by_page(at: &Range<u32>) -> impl Iterator<Item = (u32, Range<u32>)> {
     })
 }
 
-/// Writes keys and values of some positions of one page.
-fn page(dev: &mut dyn Device, st: &StreamView, page: u64, at: &Range<u32>, key: Key) -> Result<()> {
+/// Pages that are drawn at a time, each by a thread of its own.
+fn drawers() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get().min(16))
+}
+
+/// Codes and scales of neighbouring vectors of one head.
+struct Drawn {
+    plane: u32,
+    head: u32,
+    codes: Vec<u8>,
+    scales: Vec<u8>,
+}
+
+/// Keys and values of some positions of each of these pages.
+fn drawn(st: &StreamView, pages: &[(u32, Range<u32>)], key: Key) -> Vec<Vec<Drawn>> {
+    let heads = || (0..2).flat_map(|plane| (0..st.heads).map(move |head| (plane, head)));
+    let one = |at: &Range<u32>| -> Vec<Drawn> {
+        let head = |(plane, head)| {
+            let (mut codes, mut scales) = (Vec::new(), Vec::new());
+            for pos in at.clone() {
+                let mut draw = key.and(((plane * st.heads + head) as u64) << 32 | pos as u64);
+                vector(&mut draw, st, &mut codes, &mut scales);
+            }
+            Drawn { plane, head, codes, scales }
+        };
+        heads().map(head).collect()
+    };
+    let one = &one;
+    std::thread::scope(|s| {
+        let (first, rest) = match pages.split_first() {
+            Some(((_, at), rest)) => (at, rest),
+            None => return Vec::new(),
+        };
+        let others: Vec<_> = rest.iter().map(|(_, at)| s.spawn(move || one(at))).collect();
+        // A thread that did not draw leaves it to this one.
+        let joined = others.into_iter().zip(rest).map(|(t, (_, at))| t.join().unwrap_or_else(|_| one(at)));
+        std::iter::once(one(first)).chain(joined).collect()
+    })
+}
+
+/// Writes what was drawn for one page, from position `place` in it on.
+fn page(dev: &mut dyn Device, st: &StreamView, page: u64, place: u32, drawn: &[Drawn]) -> Result<()> {
     let first = page * st.page_bytes;
-    let place = at.start % PAGE_POSITIONS;
-    for (plane, head) in (0..2).flat_map(|p| (0..st.heads).map(move |h| (p, h))) {
-        let (mut codes, mut scales) = (Vec::new(), Vec::new());
-        for pos in at.clone() {
-            let mut draw = key.and(((plane * st.heads + head) as u64) << 32 | pos as u64);
-            vector(&mut draw, st, &mut codes, &mut scales);
-        }
-        vectors(dev, st, first + st.block_at(plane, head), plane, place, &codes)?;
+    for Drawn { plane, head, codes, scales } in drawn {
+        vectors(dev, st, first + st.block_at(*plane, *head), *plane, place, codes)?;
         if !scales.is_empty() {
-            let to = part(st.buf, first + st.scale_at(plane, head, place), scales.len() as u64)?;
-            dev.write(to, &scales)?;
+            let to = part(st.buf, first + st.scale_at(*plane, *head, place), scales.len() as u64)?;
+            dev.write(to, scales)?;
         }
     }
     Ok(())

@@ -127,7 +127,7 @@ pub fn room(st: &StreamView, rows: &Rows, caps: &Caps) -> u32 {
         RowClass::Many => 1,
         RowClass::Few => {
             let pages = if st.ring > 0 { st.ring } else { rows.page_table.cols };
-            (PAGE_POSITIONS as u32 / UNIT * pages).clamp(1, most_parts(st, caps))
+            (PAGE_POSITIONS / UNIT * pages).clamp(1, most_parts(st, caps))
         }
     }
 }
