@@ -8,6 +8,6 @@
 STREAM(q4_0, Q4_0, 1, 3, 768)
 STREAM(q4_0, Q4_0, 2, 3, 512)
 STREAM(q4_0, Q4_0, 4, 2, 512)
-STREAM(mxfp4, MXFP4, 1, 4, 640)
+STREAM(mxfp4, MXFP4, 1, 4, 512)
 STREAM(mxfp4, MXFP4, 2, 3, 512)
 STREAM(mxfp4, MXFP4, 4, 2, 512)
