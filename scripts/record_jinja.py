@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records what Jinja2, set up as Hugging Face transformers sets it up, makes of small templates of our own.
 
-The result, crates/text/tests/data/jinja_cases.json, is what ChatTemplate must equal byte for byte. A case that Python
+The result, crates/text/tests/data/jinja_cases.json.lzma, is what ChatTemplate must equal byte for byte. A case that Python
 refuses is recorded as an error; for `raise_exception` the text is recorded too.
 
     pip install jinja2==3.1.6
@@ -10,13 +10,14 @@ refuses is recorded as an error; for `raise_exception` the text is recorded too.
 
 import datetime
 import json
+import lzma
 import pathlib
 
 import jinja2
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-OUT = pathlib.Path(__file__).parent.parent / "crates/text/tests/data/jinja_cases.json"
+OUT = pathlib.Path(__file__).parent.parent / "crates/text/tests/data/jinja_cases.json.lzma"
 NOW = 1767411045  # 2026-01-03 03:30:45 UTC
 
 
@@ -225,7 +226,8 @@ def main():
         "cases": cases,
         "broken": broken,
     }
-    OUT.write_text(json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+    text = (json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n").encode()
+    OUT.write_bytes(lzma.compress(text, lzma.FORMAT_ALONE, preset=9 | lzma.PRESET_EXTREME))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Trains three small vocabularies on the text below and writes them with the ids t
 `sentencepiece` give for a list of awkward texts:
 
   byte_bpe.json        a tokenizer.json (byte-level BPE, split like SmolLM's), with special and user-defined tokens
-  byte_bpe_cases.json  its ids
+  byte_bpe_cases.json.lzma  its ids
   rule_cases.json.lzma a vocabulary trained across word borders, so that it shows where a text is split, and its ids under
                        every splitting rule of `tokenizer.ggml.pre`
   spm_cases.json.lzma  a SentencePiece BPE vocabulary with scores and byte fallback, and its ids
@@ -139,7 +139,7 @@ def record_byte_bpe():
     write("byte_bpe.json", saved)
     texts = TEXTS + random_texts(120, 1)
     write(
-        "byte_bpe_cases.json",
+        "byte_bpe_cases.json.lzma",
         {
             "made_by": MADE_BY,
             "texts": texts,

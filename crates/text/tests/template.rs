@@ -1,10 +1,13 @@
 //! Chat templates against recorded output of Python's Jinja2 (`scripts/record_jinja.py`), and what they do with content.
 
+mod packed;
+
 use std::{
     sync::OnceLock,
     time::{Duration, SystemTime},
 };
 
+use packed::packed;
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -38,7 +41,7 @@ struct Broken {
 }
 
 fn recorded() -> Recorded {
-    serde_json::from_str(include_str!("data/jinja_cases.json")).unwrap()
+    packed(include_bytes!("data/jinja_cases.json.lzma"))
 }
 
 /// A small vocabulary whose BOS and EOS are `<s>` and `</s>`, as the recorder's.

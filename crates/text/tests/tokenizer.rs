@@ -1,10 +1,12 @@
 //! Our tokenizers against recorded answers of independent implementations (`scripts/record_tokenizers.py`).
 
+mod packed;
+
 use std::{collections::HashMap, sync::OnceLock};
 
-use lzma_rust2::LzmaReader;
+use packed::packed;
 use proptest::prelude::*;
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
 use text::{Error, GgufVocab, HfFiles, PartCache, Rendered, Specials, Tokenizer};
 
 const BYTE_BPE: &str = include_str!("data/byte_bpe.json");
@@ -44,16 +46,11 @@ struct SpmAnswers {
 }
 
 fn bpe_cases() -> BpeCases {
-    serde_json::from_str(include_str!("data/byte_bpe_cases.json")).unwrap()
+    packed(include_bytes!("data/byte_bpe_cases.json.lzma"))
 }
 
 fn spm_cases() -> SpmCases {
     packed(include_bytes!("data/spm_cases.json.lzma"))
-}
-
-/// JSON that is kept packed, because most of it repeats.
-fn packed<T: DeserializeOwned>(lzma: &[u8]) -> T {
-    serde_json::from_reader(LzmaReader::new_mem_limit(lzma, u32::MAX, None).unwrap()).unwrap()
 }
 
 fn hf() -> Tokenizer {
