@@ -1,7 +1,7 @@
 //! The planner, the executor, the sampler, generation. No wire formats.
 //!
 //! [`open::Model`] is a checkpoint that was opened, planned and loaded; [`generate`] answers one request on it.
-//! [`plan`] counts bytes with a dry run of the same pass that [`Executor`] carries out.
+//! [`plan`](mod@plan) counts bytes with a dry run of the same pass that [`Executor`] carries out.
 
 pub mod batch;
 mod conversation;

@@ -15,7 +15,7 @@ pub use measure::{Measure, groups, limits, measure};
 pub use profile::{
     CpuFacts, DiskFacts, DiskRate, HistoryRate, LinearRate, MachineProfile, MemoryFacts, RamRate, date, home,
 };
-pub use ram::read_gbps as ram_read_gbps;
+pub use ram::ReadTest;
 pub use watch::Watch;
 
 /// Memory that the system says can be had without swapping, in bytes; `None` where it does not say.

@@ -1,7 +1,7 @@
 //! How fast memory is read, by how many threads.
 
 use super::profile::RamRate;
-use device::{Cpu, CpuOptions, Device};
+use device::{Buf, Cpu, CpuOptions, Device};
 use memory::{Class, Ledger, RegionSizes, Tier};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -9,34 +9,58 @@ use std::time::{Duration, Instant};
 /// Reads `bytes` (more than any cache holds) with 1, 2, 4, ... and `most` threads, each for `time`; the best pass of each.
 /// Empty where there is not that much memory.
 pub fn measure(bytes: u64, most: u32, time: Duration) -> Vec<RamRate> {
-    let rates = |data: &[u8]| counts(most).into_iter().map(|threads| rate(data, threads, time)).collect();
-    with_weights(bytes, rates).unwrap_or_default()
+    let mut written = Written::new(bytes, &Ledger::new(&[(Tier::Host, bytes)]));
+    let data = written.as_mut().and_then(Written::bytes);
+    data.map_or_else(Vec::new, |data| counts(most).into_iter().map(|threads| rate(data, threads, time)).collect())
 }
 
 /// Bytes of a quick test: more than any cache holds.
 const QUICK: u64 = 5 << 28;
 
-/// How fast `threads` threads read 1.25 GiB, in 10^9 bytes a second. `None` where the system cannot spare twice that, or
-/// `spare`, what the process may still take, is less.
-pub fn read_gbps(threads: u32, spare: u64) -> Option<f64> {
-    if spare < QUICK || super::available_memory().is_some_and(|a| a < 2 * QUICK) {
-        return None;
-    }
-    with_weights(QUICK, |data| rate(data, threads.max(1), Duration::from_millis(700)).gbps)
+/// Memory to read again and again, so that a rate can be taken beside whatever else is measured: some machines read at one
+/// rate in one minute and at another in the next.
+pub struct ReadTest {
+    data: Written,
+    threads: u32,
 }
 
-/// Calls `f` with as many written bytes as a device keeps weights in: whether pages are large makes half of the rate.
-fn with_weights<R>(bytes: u64, f: impl FnOnce(&[u8]) -> R) -> Option<R> {
-    if bytes == 0 {
-        return None;
+impl ReadTest {
+    /// 1.25 GiB of a budget for `threads` threads. `None` where the system cannot spare twice that, or the budget does not
+    /// have as much besides `kept` bytes that somebody will want.
+    pub fn new(threads: u32, ledger: &Ledger, kept: u64) -> Option<Self> {
+        let free = ledger.usage().get(&Tier::Host)?.free().saturating_sub(kept);
+        if free < QUICK || super::available_memory().is_some_and(|a| a < 2 * QUICK) {
+            return None;
+        }
+        Some(ReadTest { data: Written::new(QUICK, ledger)?, threads: threads.max(1) })
     }
-    let ledger = Ledger::new(&[(Tier::Host, bytes)]);
-    let mut cpu = Cpu::new(CpuOptions { threads: Some(1), isa: None }, RegionSizes { step: 0, carry: 0 }).ok()?;
-    let buf = cpu.alloc(ledger.reserve(Tier::Host, Class::Weights, "doctor", bytes).ok()?).ok()?;
-    let data = cpu.host_mut(buf)?;
-    // Written, so that every page exists.
-    data.fill(1);
-    Some(f(data))
+    /// 10^9 bytes a second now, the best of the passes of a fifth of a second.
+    pub fn gbps(&mut self) -> f64 {
+        self.data.bytes().map_or(0.0, |data| rate(data, self.threads, Duration::from_millis(200)).gbps)
+    }
+}
+
+/// Written bytes where a device keeps weights: whether pages are large makes half of the rate.
+struct Written {
+    cpu: Cpu,
+    buf: Buf,
+}
+
+impl Written {
+    fn new(bytes: u64, ledger: &Ledger) -> Option<Self> {
+        if bytes == 0 {
+            return None;
+        }
+        let mut cpu = Cpu::new(CpuOptions { threads: Some(1), isa: None }, RegionSizes { step: 0, carry: 0 }).ok()?;
+        let buf = cpu.alloc(ledger.reserve(Tier::Host, Class::Workspace, "a test of memory", bytes).ok()?).ok()?;
+        let mut written = Written { cpu, buf };
+        // Written, so that every page exists.
+        written.bytes()?.fill(1);
+        Some(written)
+    }
+    fn bytes(&mut self) -> Option<&mut [u8]> {
+        self.cpu.host_mut(self.buf)
+    }
 }
 
 /// Powers of two below `most`, and `most`.

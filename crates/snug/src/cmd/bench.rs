@@ -95,6 +95,8 @@ struct Times {
     digest: Digest,
     /// Before and after each counted prompt and answer, where weights are read from disk.
     streamed: Vec<[Moment; 4]>,
+    /// 10^9 bytes of memory that were read a second, before and after each counted answer; their mean.
+    memory: Vec<f64>,
 }
 
 /// A number that is the same for the same ids in the same order (FNV-1a).
@@ -127,6 +129,8 @@ fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> any
     let vocab = exec.family().spec().vocab;
     let watched = Watched::of(exec);
     let look = || watched.as_ref().map(Watched::now);
+    let mut reads = read_test(exec);
+    let mut rate = || reads.as_mut().map(machine::ReadTest::gbps);
     let bar = Bar::rounds("measuring", a.repeat as u64 + 1);
     let mut times = Times::default();
     times.workspace.planned = exec.plan().workspace.step;
@@ -139,6 +143,7 @@ fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> any
         })?;
         let a1 = look();
         times.workspace.prefill = most_used(exec);
+        let before = rate();
         let b0 = look();
         let mut digest = Digest::default();
         let decode = behind(exec, a.depth, a.batch, |exec, seqs| {
@@ -155,7 +160,9 @@ fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> any
         times.digest = digest;
         let b1 = look();
         times.workspace.decode = most_used(exec);
+        let after = rate();
         if round > 0 {
+            times.memory.extend(before.zip(after).map(|(a, b)| (a + b) / 2.0));
             times.prefill.push(prefill);
             times.decode.push(decode);
             times.streamed.extend(a0.zip(a1).zip(b0.zip(b1)).map(|((a, b), (c, d))| [a, b, c, d]));
@@ -164,6 +171,15 @@ fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> any
         }
     }
     Ok(times)
+}
+
+/// Memory to read beside each round, where the budget leaves it: not a byte of it is the model's.
+fn read_test(exec: &mut Executor) -> Option<machine::ReadTest> {
+    let threads = exec.device().caps().threads;
+    match exec.plan().tier {
+        Tier::Host => machine::ReadTest::new(threads, exec.ledger(), exec.plan().kv_bytes),
+        _ => None,
+    }
 }
 
 /// Most bytes of the arena in use at once since this was last asked.
@@ -218,6 +234,9 @@ impl Spread {
     /// Tokens a second.
     fn of(tokens: u32, times: &[Duration]) -> Self {
         let mut all: Vec<f64> = times.iter().map(|t| tokens as f64 / t.as_secs_f64().max(1e-9)).collect();
+        Self::of_numbers(&mut all)
+    }
+    fn of_numbers(all: &mut [f64]) -> Self {
         all.sort_by(f64::total_cmp);
         let at = |i: usize| all.get(i).copied().unwrap_or_default();
         let (low, high) = (at(all.len().saturating_sub(1) / 2), at(all.len() / 2));
@@ -256,9 +275,12 @@ struct Report {
     history_bytes_per_token: u64,
     /// `bytes_per_token` at the median rate.
     achieved_gbps: f64,
-    /// Best of the read test with as many threads; on a GPU what a copy within its memory moves.
+    /// What as many threads read of memory, taken before and after each round: the median; on a GPU what a copy within its
+    /// memory moves.
     ram_read_gbps: Option<f64>,
-    /// The first over the second. More than 1 where weights stay in a cache.
+    /// The same for each round; empty on a GPU.
+    ram_reads_gbps: Vec<f64>,
+    /// Of each round the rate of its bytes over that of memory beside it: the median. More than 1 where weights stay in a cache.
     bound_share: Option<f64>,
     /// Bytes of the step's arena.
     workspace: Workspace,
@@ -305,12 +327,17 @@ impl Report {
         let achieved = read * decode_tps.median / 1e9;
         let (tier, load_s, resident) = (plan.tier, m.exec.loading().as_secs_f64(), plan.resident_bytes());
         let usage = m.exec.usage();
-        // Not a byte of it is the model's, so it may only take what the budget leaves.
-        let ram = match tier {
+        let copy = match tier {
             Tier::Device(n) if usage.free() > 2 << 30 => device::Cuda::copy_gbps(n.into()).ok(),
-            Tier::Device(_) => None,
-            _ => machine::ram_read_gbps(caps.threads, usage.free()),
+            _ => None,
         };
+        let median = |mut all: Vec<f64>| (!all.is_empty()).then(|| Spread::of_numbers(&mut all).median);
+        let ram = copy.or_else(|| median(times.memory.clone()));
+        let of_round = |(took, gbps): (&Duration, &f64)| {
+            read * f64::from(a.generate * a.batch) / took.as_secs_f64().max(1e-9) / 1e9 / gbps
+        };
+        let shares = times.decode.iter().zip(&times.memory).map(of_round).collect();
+        let share = copy.map(|c| achieved / c).or_else(|| median(shares));
         let card = m.exec.device().memory().map(|c| Card {
             total: c.total,
             free: c.free,
@@ -345,13 +372,20 @@ impl Report {
             history_bytes_per_token: history,
             achieved_gbps: achieved,
             ram_read_gbps: ram,
-            bound_share: ram.map(|r| achieved / r),
+            ram_reads_gbps: times.memory.clone(),
+            bound_share: share,
             workspace: times.workspace.clone(),
             card,
             ahead: None,
             profile: None,
             streamed: times.streamed.iter().map(|m| from_disk(a, m)).collect(),
         }
+    }
+
+    /// Whose rate memory's is, and how far it went up and down.
+    fn beside(&self) -> String {
+        let s = Spread::of_numbers(&mut self.ram_reads_gbps.clone());
+        format!("{} threads read from memory beside each round ({:.1} to {:.1})", self.threads, s.min, s.max)
     }
 
     /// What reading from disk did, round by round.
@@ -401,7 +435,7 @@ impl Report {
             share * 100.0,
             match self.card {
                 Some(_) => "a copy moves on the GPU".into(),
-                None => format!("{} threads read from memory", self.threads),
+                None => self.beside(),
             }
         ))?;
         line_of(self.card.as_ref(), self.load_s, self.load_gbps)
