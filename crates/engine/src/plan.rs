@@ -179,12 +179,17 @@ fn chosen(of: Subject, ask: &Ask) -> Result<Plan> {
     }
 }
 
-/// The most positions that fit, at most those of the model: exact to the page. `None` where none do.
+/// The most positions that fit, at most those of the model, as [`Context::Most`] plans them: exact to the page. `None` where
+/// none do.
 ///
 /// # Errors
 /// Those of a dry run.
 pub fn max_context(of: Subject, ask: &Ask) -> Result<Option<u32>> {
-    Ok(search(of, ask, of.family.spec().context, Plan::fits)?.map(|p| p.context))
+    match plan(of, &Ask { context: Context::Most, ..ask.clone() }) {
+        Ok(p) => Ok(Some(p.context)),
+        Err(crate::Error::Refused(Refusal::TooLarge { .. })) => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 /// Whether a page of positions more than a plan has would fit too, at the cost of experts or layers that would be read

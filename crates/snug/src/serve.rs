@@ -93,8 +93,10 @@ pub fn engine_backend(
         parallel: plan.parallel,
         sampling: usual(&sampling),
     };
+    // Who may come at all the server has decided; until somebody's turn is taken all of them wait.
+    let places = queue.saturating_add(plan.parallel);
     let plan = described(plan);
-    let mut batch = Batch::new(exec, Sharing { places: queue, patience: share.patience, keeping: share.keeping });
+    let mut batch = Batch::new(exec, Sharing { places, patience: share.patience, keeping: share.keeping });
     if let Some(at) = &share.disk {
         batch.keep_on_disk(at, &[&of, &disk::of_tokenizer(&voice.tokenizer)])?;
         tracing::info!(dir = %at.dir.display(), most_bytes = at.most, "prompts are kept on disk");

@@ -179,6 +179,18 @@ impl Talk {
 }
 
 /// Files and their bytes, once nothing is written any more.
+/// As many as are answered at a time have a place, also where nobody else may wait.
+#[test]
+fn requests_that_come_together_have_the_places_that_were_promised() {
+    let s = Served::start(&[&default_model(), "--parallel", "4", "--queue", "0"]);
+    for _ in 0..3 {
+        std::thread::scope(|t| {
+            let all: Vec<_> = (0..4).map(|_| t.spawn(|| s.json("/v1/chat/completions", &hello(json!({}))))).collect();
+            all.into_iter().for_each(|a| assert!(!content(&a.join().unwrap()).is_empty()));
+        });
+    }
+}
+
 fn settled(dir: &std::path::Path) -> Vec<(std::path::PathBuf, u64)> {
     let list = || {
         let dirs = std::fs::read_dir(dir).into_iter().flatten().flatten();

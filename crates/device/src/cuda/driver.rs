@@ -58,6 +58,10 @@ pub fn cards() -> Result<Vec<Card>> {
     done("cuInit", unsafe {
         // SAFETY: no arguments.
         sys::cuInit(0)
+    })
+    .map_err(|e| {
+        let why = "is there a GPU, and may this program use it? --device cpu needs none";
+        Error::NoCuda(format!("an NVIDIA driver was found and does not start ({e}); {why}"))
     })?;
     let mut driver = 0;
     cu!(cuDriverGetVersion(&mut driver))?;
