@@ -135,9 +135,11 @@ fn drawn(st: &StreamView, pages: &[(u32, Range<u32>)], key: Key) -> Vec<Vec<Draw
             Some(((_, at), rest)) => (at, rest),
             None => return Vec::new(),
         };
-        let others: Vec<_> = rest.iter().map(|(_, at)| s.spawn(move || one(at))).collect();
-        // A thread that did not draw leaves it to this one.
-        let joined = others.into_iter().zip(rest).map(|(t, (_, at))| t.join().unwrap_or_else(|_| one(at)));
+        let begin = |at| std::thread::Builder::new().spawn_scoped(s, move || one(at)).ok();
+        let others: Vec<_> = rest.iter().map(|(_, at)| begin(at)).collect();
+        // What no thread drew, because the system has none to spare, is left to this one.
+        let joined =
+            others.into_iter().zip(rest).map(|(t, (_, at))| t.and_then(|t| t.join().ok()).unwrap_or_else(|| one(at)));
         std::iter::once(one(first)).chain(joined).collect()
     })
 }

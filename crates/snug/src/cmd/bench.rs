@@ -130,7 +130,7 @@ fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> any
     let watched = Watched::of(exec);
     let look = || watched.as_ref().map(Watched::now);
     let mut reads = read_test(exec);
-    let mut rate = || reads.as_mut().map(machine::ReadTest::gbps);
+    let mut rate = |round| reads.as_mut().filter(|_| round > 0).map(machine::ReadTest::gbps);
     let bar = Bar::rounds("measuring", a.repeat as u64 + 1);
     let mut times = Times::default();
     times.workspace.planned = exec.plan().workspace.step;
@@ -143,7 +143,7 @@ fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> any
         })?;
         let a1 = look();
         times.workspace.prefill = most_used(exec);
-        let before = rate();
+        let before = rate(round);
         let b0 = look();
         let mut digest = Digest::default();
         let decode = behind(exec, a.depth, a.batch, |exec, seqs| {
@@ -160,7 +160,7 @@ fn measure(exec: &mut Executor, a: &BenchArgs, counted: Option<&Profile>) -> any
         times.digest = digest;
         let b1 = look();
         times.workspace.decode = most_used(exec);
-        let after = rate();
+        let after = rate(round);
         if round > 0 {
             times.memory.extend(before.zip(after).map(|(a, b)| (a + b) / 2.0));
             times.prefill.push(prefill);
