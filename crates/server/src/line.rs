@@ -63,8 +63,10 @@ impl Line {
             let thread = std::thread::Builder::new().name(format!("generate-{i}"));
             line.threads.push(thread.spawn(move || {
                 while let Some((job, to)) = shared.next() {
-                    work(run.as_mut(), job, &to);
+                    let ended = work(run.as_mut(), job, &to);
+                    // Whoever reads that it has ended may ask again at once.
                     shared.lock().running -= 1;
+                    to.tell(ended);
                 }
             })?);
         }
@@ -155,14 +157,15 @@ fn drop_cancelled(q: &mut Queue) {
     q.waiting.retain(|(_, to)| !to.is_cancelled());
 }
 
-fn work(run: &mut dyn Run, job: Job, to: &Reporter) {
+/// Does a job; gives its last event.
+fn work(run: &mut dyn Run, job: Job, to: &Reporter) -> Event {
     to.tell(Event::Started(Known { cached: run.cached(&job), miss: Miss::Off }));
     let done = catch_unwind(AssertUnwindSafe(|| run.run(job, to)));
-    to.tell(match done {
+    match done {
         Ok(Ok(done)) => Event::Done(done),
         Ok(Err(failure)) => Event::Failed(failure),
         Err(_) => Event::Failed(Failure::Internal("the generation panicked".into())),
-    });
+    }
 }
 
 #[cfg(test)]

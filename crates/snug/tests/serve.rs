@@ -179,11 +179,11 @@ impl Talk {
 }
 
 /// Files and their bytes, once nothing is written any more.
-/// As many as are answered at a time have a place, also where nobody else may wait.
+/// As many as are answered at a time have a place, also where nobody else may wait; a place is free when its answer has ended.
 #[test]
 fn requests_that_come_together_have_the_places_that_were_promised() {
     let s = Served::start(&[&default_model(), "--parallel", "4", "--queue", "0"]);
-    for _ in 0..3 {
+    for _ in 0..20 {
         std::thread::scope(|t| {
             let all: Vec<_> = (0..4).map(|_| t.spawn(|| s.json("/v1/chat/completions", &hello(json!({}))))).collect();
             all.into_iter().for_each(|a| assert!(!content(&a.join().unwrap()).is_empty()));

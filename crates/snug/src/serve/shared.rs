@@ -28,12 +28,14 @@ pub struct Shared {
     places: u32,
     counts: Arc<Counts>,
     /// Closed when it is dropped, which ends the thread.
-    jobs: Mutex<Option<Sender<(Job, Reporter)>>>,
+    jobs: Mutex<Option<Sender<(Job, Client)>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
 struct Counts {
+    /// Jobs that were taken and whose end was not told.
+    inside: AtomicU32,
     running: AtomicU32,
     waiting: AtomicU32,
     /// Sent and not yet taken.
@@ -72,14 +74,15 @@ impl Backend for Shared {
         let Some(to_thread) = jobs.as_ref().filter(|_| !self.counts.stopping.load(Ordering::Acquire)) else {
             return Err(Refused::Stopping);
         };
-        let load = self.load();
-        if load.waiting >= self.places.saturating_add(self.facts.parallel.saturating_sub(load.running)) {
+        // Nobody else takes a place meanwhile, because of the lock.
+        if self.counts.inside.load(Ordering::Acquire) >= self.places.saturating_add(self.facts.parallel) {
             return Err(Refused::Full { places: self.places });
         }
         let (ticket, to) = Ticket::new();
+        let client = Client { to, place: Place::take(&self.counts) };
         self.counts.sent.fetch_add(1, Ordering::AcqRel);
         // The thread lives as long as the sender; should it be gone, the ticket's events end.
-        to_thread.send((job, to)).map_err(|_| Refused::Stopping)?;
+        to_thread.send((job, client)).map_err(|_| Refused::Stopping)?;
         Ok(ticket)
     }
 
@@ -113,7 +116,7 @@ impl Drop for Shared {
 struct AtWork {
     batch: Batch,
     voice: Arc<Voice>,
-    taken: Receiver<(Job, Reporter)>,
+    taken: Receiver<(Job, Client)>,
     counts: Arc<Counts>,
     /// What reading weights from disk did, where somebody wants to know, and when it was looked at last.
     watched: Option<Watched>,
@@ -147,7 +150,7 @@ impl AtWork {
     }
 
     /// Waits for a job; not for long while something is on its way to the disk.
-    fn wait(&mut self) -> Result<(Job, Reporter), RecvTimeoutError> {
+    fn wait(&mut self) -> Result<(Job, Client), RecvTimeoutError> {
         if let Some(what) = self.batch.disk().and_then(|d| d.trouble()) {
             tracing::warn!(what, "a prompt could not be kept on disk");
         }
@@ -180,9 +183,9 @@ impl AtWork {
         }
     }
 
-    fn submit(&mut self, (job, to): (Job, Reporter)) {
-        let job = self.job(job);
-        if let Err(e) = self.batch.submit(job, Box::new(Client(to.clone()))) {
+    fn submit(&mut self, (job, client): (Job, Client)) {
+        let (job, to) = (self.job(job), client.to.clone());
+        if let Err(e) = self.batch.submit(job, Box::new(client)) {
             to.tell(Event::Failed(failure(&e)));
         }
         let (_, waiting) = self.batch.load();
@@ -233,12 +236,43 @@ fn why(miss: prefix::Miss) -> Miss {
     }
 }
 
+/// One of the places of those that run or wait.
+struct Place {
+    counts: Arc<Counts>,
+    held: AtomicBool,
+}
+
+impl Place {
+    fn take(counts: &Arc<Counts>) -> Self {
+        counts.inside.fetch_add(1, Ordering::AcqRel);
+        Place { counts: Arc::clone(counts), held: AtomicBool::new(true) }
+    }
+    fn leave(&self) {
+        if self.held.swap(false, Ordering::AcqRel) {
+            self.counts.inside.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
 /// A client at the other end of a ticket.
-struct Client(Reporter);
+struct Client {
+    to: Reporter,
+    place: Place,
+}
 
 impl Sink for Client {
     fn tell(&self, what: Told) {
-        self.0.tell(match what {
+        // Whoever reads that it has ended may ask again at once.
+        if matches!(what, Told::Done(_) | Told::Failed(_)) {
+            self.place.leave();
+        }
+        self.to.tell(match what {
             Told::Queued(place) => Event::Queued { place },
             Told::Started { cached, miss } => Event::Started(Known { cached, miss: why(miss) }),
             Told::Prefill { done, total } => Event::Prefill { done, total },
@@ -259,6 +293,6 @@ impl Sink for Client {
         });
     }
     fn gone(&self) -> bool {
-        self.0.is_cancelled()
+        self.to.is_cancelled()
     }
 }
